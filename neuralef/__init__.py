@@ -1,0 +1,32 @@
+"""neuralef: eigenfunctions of kernels as neural networks.
+
+>>> import torch, neuralef as nef
+>>> gram = nef.kernels.RBF(lengthscale=1.0).gram(torch.linspace(-2, 2, 256)[:, None])
+>>> nef.Nystrom(k=3).solve(gram).rank
+3
+"""
+
+from neuralef import kernels, networks
+from neuralef.certificate import Certificate
+from neuralef.files import load
+from neuralef.gram import DenseGram, FeatureGram, Gram, KernelGram
+from neuralef.solvers import NeuralEF, Nystrom, Solver, Subspace
+from neuralef.spectrum import Spectrum
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Certificate",
+    "DenseGram",
+    "FeatureGram",
+    "Gram",
+    "KernelGram",
+    "NeuralEF",
+    "Nystrom",
+    "Solver",
+    "Spectrum",
+    "Subspace",
+    "kernels",
+    "load",
+    "networks",
+]

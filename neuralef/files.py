@@ -1,0 +1,158 @@
+"""Our files: safetensors with a JSON header, written whole or not at all, never pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from neuralef.kernels.base import Kernel
+from neuralef.networks.extension import FeatureMap, KernelFeatures
+from neuralef.networks.normalization import L2BatchNorm, Normalized
+from neuralef.rebuild import describe, rebuild
+from neuralef.spectrum import Spectrum
+
+SPECTRUM = "neuralef spectrum 1"
+CHECKPOINT = "neuralef checkpoint 1"
+BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder if need be, and refuse one that cannot be written before any work is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write into {folder}: {error.strerror or error}") from error
+
+
+def _replace(path: Path, write: Any) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it into place."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        write(Path(name))
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON, whole or not at all."""
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_tensors(
+    path: Path, kind: str, header: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    """Write tensors and a JSON header into one safetensors file, whole or not at all."""
+    check_writable(path.parent)
+    own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    metadata = {"format": kind, "header": json.dumps(header)}
+    _replace(path, lambda temporary: save_file(own, temporary, metadata))
+
+
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a file that `write_tensors` wrote."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != kind:
+                found = metadata.get("format", "a file of another program")
+                raise ValueError(f"{path} is not a {kind!r} file, but {found}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+    return json.loads(metadata["header"]), tensors
+
+
+def save_spectrum(spectrum: Spectrum, path: Path) -> None:
+    """Write a spectrum; a user's own network or kernel is written as tensors only."""
+    header = {
+        "network": describe(spectrum.network),
+        "network_class": type(spectrum.network).__name__,
+        "outputs": spectrum.outputs,
+        "independent": spectrum.independent,
+        "solver": spectrum.solver,
+        "history": spectrum.history,
+    }
+    write_tensors(path, SPECTRUM, header, spectrum.state_dict())
+
+
+def load(
+    path: str | Path,
+    *,
+    network: nn.Module | None = None,
+    kernel: Kernel | None = None,
+    feature_map: nn.Module | None = None,
+    device: str | torch.device = "cpu",
+) -> Spectrum:
+    """Read a spectrum that `Spectrum.save` wrote.
+
+    Our own networks and kernels are rebuilt from the file; a `network`, `kernel` or `feature_map`
+    of the user's own is passed in, made as it was made for the solver, and gets its tensors from
+    the file.
+    """
+    path = Path(path)
+    header, tensors = read_tensors(path, SPECTRUM)
+    given = {"network": network, "kernel": kernel, "feature_map": feature_map}
+    module = _network(path, header, tensors, given)
+    parts = {name: tensors[name] for name in BUFFERS}
+    independent = header["independent"]
+    spectrum = Spectrum(
+        module,
+        **{name: part if independent else part[None] for name, part in parts.items()},
+        outputs=header["outputs"],
+        independent=independent,
+        solver=header["solver"],
+        history=header["history"],
+    )
+    try:
+        spectrum.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the tensors in {path} do not fit {type(module).__name__}: {error}"
+        ) from error
+    return spectrum.to(device)
+
+
+def _network(
+    path: Path, header: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any]
+) -> nn.Module:
+    """The module of a file: rebuilt from its description, or made around what the user passes."""
+    if header["network"] is not None:
+        return rebuild(header["network"])
+    kind = header["network_class"]
+    needed = {"KernelFeatures": "kernel", "FeatureMap": "feature_map"}.get(kind, "network")
+    part = given[needed]
+    if part is None:
+        raise ValueError(
+            f"{path} holds a {needed} that is not neuralef's own: pass it, load(path, {needed}=…)"
+        )
+    if kind == "KernelFeatures":
+        return KernelFeatures(part, torch.ones_like(tensors["network.landmarks"]))
+    if kind == "FeatureMap":
+        return FeatureMap(part)
+    if kind == "Normalized" and not isinstance(part, Normalized):
+        k = tensors["network.normalization.mean_square"].shape[-1]
+        return Normalized(part, L2BatchNorm(k, header["outputs"], header["independent"]))
+    return part

@@ -1,0 +1,182 @@
+"""Kernels of vectors with a formula that a textbook would print."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from neuralef.checks import check_count, check_pair
+from neuralef.kernels.base import Kernel, Positive
+from neuralef.rebuild import rebuildable
+
+# Up to this many dimensions, differences are formed one by one: exact, where |a|² + |b|² − 2ab
+# rounds.
+DIRECT_DIMENSIONS = 4
+
+
+def squared_distance(x1: Tensor, x2: Tensor) -> Tensor:
+    """‖x1_i − x2_j‖² for all pairs, (n1, n2)."""
+    if x1.shape[1] <= DIRECT_DIMENSIONS:
+        return (x1[:, None] - x2).square().sum(-1)
+    origin = x2.mean(0)  # distances do not depend on it; rounding does
+    x1, x2 = x1 - origin, x2 - origin
+    squares = x1.square().sum(1, keepdim=True) + x2.square().sum(1) - 2 * x1 @ x2.T
+    return squares.clamp_min(0)
+
+
+class VectorKernel(Kernel):
+    """Checks the two arguments and flattens each point to a vector."""
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The block κ(x1, x2)."""
+        check_pair(x1, x2)
+        flat = x1.flatten(1)
+        return self.block(flat, flat if x1 is x2 else x2.flatten(1))
+
+    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The formula, on (n1, d) and (n2, d)."""
+        raise NotImplementedError(f"{type(self).__name__} must define block(x1, x2)")
+
+
+class _Stationary(VectorKernel):
+    """A function of the scaled difference of two points; κ(x, x) = 1."""
+
+    lengthscale = Positive()
+
+    def __init__(self, lengthscale: float | Tensor = 1.0) -> None:
+        super().__init__()
+        self.lengthscale = lengthscale
+        if self.lengthscale.ndim > 1:
+            raise ValueError("lengthscale must be a number or one number per dimension")
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """X in units of the lengthscale."""
+        lengthscale = self.lengthscale.to(x)
+        if lengthscale.ndim == 1 and len(lengthscale) != x.shape[1]:
+            raise ValueError(
+                f"{len(lengthscale)} lengthscales for points of {x.shape[1]} dimensions"
+            )
+        return x / lengthscale
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        """Ones."""
+        return x.new_ones(len(x))
+
+
+@rebuildable
+class Linear(VectorKernel):
+    """x·x′, whose eigenfunctions are the principal components.
+
+    >>> Linear()(torch.eye(2), torch.eye(2)).trace().item()
+    2.0
+    """
+
+    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The formula, on (n1, d) and (n2, d)."""
+        return x1 @ x2.T
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        """‖x‖²."""
+        return x.flatten(1).square().sum(1)
+
+
+@rebuildable
+class Polynomial(VectorKernel):
+    """(scale · x·x′ + bias)^degree with bias ≥ 0; of finite rank.
+
+    >>> Polynomial(degree=2, bias=1.0)(torch.ones(1, 1), torch.ones(1, 1)).item()
+    4.0
+    """
+
+    bias = Positive(zero=True)
+    scale = Positive()
+
+    def __init__(self, degree: int = 4, bias: float = 1.5, scale: float = 1.0) -> None:
+        super().__init__()
+        self.degree = check_count(degree, "degree")
+        self.bias, self.scale = bias, scale
+
+    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The formula, on (n1, d) and (n2, d)."""
+        return (self.scale.to(x1) * (x1 @ x2.T) + self.bias.to(x1)) ** self.degree
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        """(scale · ‖x‖² + bias)^degree."""
+        squares = x.flatten(1).square().sum(1)
+        return (self.scale.to(x) * squares + self.bias.to(x)) ** self.degree
+
+
+@rebuildable
+class RBF(_Stationary):
+    """exp(−‖(x − x′)/lengthscale‖² / 2), with one lengthscale or one per dimension.
+
+    >>> RBF(lengthscale=2.0)(torch.zeros(1, 1), torch.full((1, 1), 2.0)).item()
+    0.6065306663513184
+    """
+
+    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The formula, on (n1, d) and (n2, d)."""
+        first = self.scaled(x1)
+        second = first if x1 is x2 else self.scaled(x2)
+        return torch.exp(squared_distance(first, second) / -2)
+
+
+@rebuildable
+class Matern(_Stationary):
+    """The Matérn kernel of smoothness ν = 1/2, 3/2 or 5/2, in r = ‖(x − x′)/lengthscale‖.
+
+    e^(−r), (1 + √3 r) e^(−√3 r), (1 + √5 r + 5r²/3) e^(−√5 r).
+
+    >>> Matern(nu=0.5)(torch.zeros(1, 1), torch.ones(1, 1)).item()
+    0.3678794503211975
+    """
+
+    def __init__(self, nu: float = 1.5, lengthscale: float | Tensor = 1.0) -> None:
+        super().__init__(lengthscale)
+        if nu not in (0.5, 1.5, 2.5):
+            raise ValueError(f"nu must be 0.5, 1.5 or 2.5, got {nu!r}")
+        self.nu = nu
+
+    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The formula, on (n1, d) and (n2, d)."""
+        # Differences, not products: √ of a rounded zero would leave 1e-3 on the diagonal in
+        # float32.
+        mode = "donot_use_mm_for_euclid_dist"
+        distance = torch.cdist(self.scaled(x1), self.scaled(x2), compute_mode=mode)
+        r = math.sqrt(2 * self.nu) * distance
+        if self.nu == 0.5:
+            factor = torch.ones_like(r)
+        elif self.nu == 1.5:
+            factor = 1 + r
+        else:
+            factor = 1 + r + r.square() / 3
+        return factor * torch.exp(-r)
+
+
+@rebuildable
+class Periodic(_Stationary):
+    """exp(−2 Σ_d sin²(π (x_d − x′_d)/period) / lengthscale_d²).
+
+    >>> Periodic(period=3.0)(torch.zeros(1, 1), torch.full((1, 1), 3.0)).item()
+    1.0
+    """
+
+    period = Positive()
+
+    def __init__(self, period: float = 1.0, lengthscale: float | Tensor = 1.0) -> None:
+        super().__init__(lengthscale)
+        self.period = period
+        if self.period.ndim != 0:
+            raise ValueError("period must be one number")
+
+    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The formula, on (n1, d) and (n2, d)."""
+        # 2 sin²(t/2) = 1 − cos t, and the cosine of a difference is a product of circles:
+        # κ is an RBF of points on circles, with no (n1, n2, d) array.
+        return torch.exp(squared_distance(self._circle(x1), self._circle(x2)) / -2)
+
+    def _circle(self, x: Tensor) -> Tensor:
+        angle = 2 * math.pi * x / self.period.to(x)
+        return torch.cat([self.scaled(angle.sin()), self.scaled(angle.cos())], dim=1)

@@ -1,0 +1,25 @@
+"""The network that a solver takes when the user names none."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from neuralef.gram import Gram
+from neuralef.networks.mlp import SharedMLP, StackedMLP
+
+# Dedicated networks are the more accurate on a few dimensions; a trunk is cheaper everywhere else.
+STACKED_INPUTS = 8
+STACKED_FUNCTIONS = 64
+
+
+def default_network(gram: Gram, k: int, seed: int) -> nn.Module:
+    """k functions on the points of a Gram: stacked MLPs in few dimensions, else a shared trunk."""
+    inputs = gram.x[0].numel()
+    stacked = inputs <= STACKED_INPUTS and k <= STACKED_FUNCTIONS
+    kind = StackedMLP if stacked else SharedMLP
+    network = kind(inputs, k, outputs=gram.outputs, independent=gram.independent, seed=seed)
+    network = network.to(dtype=gram.dtype, device=gram.device)
+    with torch.no_grad():
+        network.standardize(gram.x)
+    return network

@@ -1,0 +1,8 @@
+"""Solvers: frozen settings with one verb, solve(gram) → Spectrum."""
+
+from neuralef.solvers.base import Solver
+from neuralef.solvers.neuralef import NeuralEF
+from neuralef.solvers.nystrom import Nystrom
+from neuralef.solvers.subspace import Subspace
+
+__all__ = ["NeuralEF", "Nystrom", "Solver", "Subspace"]

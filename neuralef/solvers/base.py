@@ -1,0 +1,135 @@
+"""What every solver promises, and the checks that come before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_alike, check_count
+from neuralef.gram import FeatureGram, Gram
+from neuralef.linalg import check_definite, numerical_floor
+from neuralef.spectrum import Spectrum
+
+# A callback sees one record of the history at a time and may return True to stop training.
+Callback = Callable[[dict[str, Any]], bool | None]
+
+# Points of the block on which an indefinite kernel is looked for before training.
+DEFINITE_POINTS = 256
+
+
+@dataclass(frozen=True)
+class Solver(ABC):
+    """Settings of a method that finds the top k eigenpairs of a Gram."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        check_count(self.k, "k")
+
+    @abstractmethod
+    def solve(
+        self,
+        gram: Gram,
+        network: nn.Module | None = None,
+        *,
+        validation: Gram | None = None,
+        callback: Callback | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> Spectrum:
+        """Find the top eigenpairs.
+
+        `validation`, a Gram of fresh points, gives the result a certificate. Solvers that train
+        also take a `network`, call `callback` with each record of the history, and write and resume
+        `checkpoint`.
+        """
+
+    def settings(self) -> dict[str, Any]:
+        """The solver's name and settings, as they go into files."""
+        return {"name": type(self).__name__, **dataclasses.asdict(self)}
+
+
+def check_problem(gram: Gram, k: int, validation: Gram | None) -> None:
+    """Refuse what cannot be solved: no Gram, more pairs than rows, a validation set unlike it."""
+    if not isinstance(gram, Gram):
+        raise TypeError(f"gram must be a Gram, such as kernel.gram(x), got {type(gram).__name__}")
+    if k > gram.rows:
+        raise ValueError(f"k = {k} eigenpairs asked of a Gram of {gram.rows} rows")
+    if validation is not None:
+        if (validation.outputs, validation.independent) != (gram.outputs, gram.independent):
+            raise ValueError("validation and training Gram differ in their outputs")
+        check_alike(gram.x, validation.x, ("the training Gram", "the validation Gram"))
+
+
+def refuse_training_arguments(solver: Solver, **arguments: Any) -> None:
+    """A solver that does not train takes neither a network nor a callback nor a checkpoint."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{type(solver).__name__} does not train, so it takes no {name}")
+
+
+def check_block(gram: Gram, generator: torch.Generator) -> None:
+    """Refuse an asymmetric or indefinite kernel if a random block of some rows shows it."""
+    if isinstance(gram, FeatureGram):  # ΦΦᵀ cannot be indefinite
+        return
+    points = max(1, DEFINITE_POINTS // (1 if gram.independent else gram.outputs))
+    index = torch.randperm(len(gram), generator=generator)[:points].to(gram.device)
+    with torch.no_grad():
+        block = gram[index].to_dense().double()
+    if not bool(block.isfinite().all()):
+        raise ValueError("the kernel gives NaN or infinite values on the data")
+    gap, size = (block - block.mT).abs().max(), block.abs().max()
+    if gap > 1e-4 * size:
+        raise ValueError(f"the kernel is not symmetric: κ(x, x′) − κ(x′, x) reaches {gap:.3g}")
+    values = torch.linalg.eigvalsh(block).reshape(gram.groups, -1)
+    check_definite(values, gram.dtype, f"a block of {len(index)} points")
+
+
+def make_spectrum(
+    solver: Solver,
+    gram: Gram,
+    network: nn.Module,
+    rotation: Tensor,
+    eigenvalues: Tensor,
+    residuals: Tensor,
+    *,
+    validation: Gram | None = None,
+    history: list[dict[str, Any]] | None = None,
+) -> Spectrum:
+    """Drop the pairs that are not there, say so, and hand out the result with its certificate.
+
+    Arguments come folded: rotation (g, m, k), eigenvalues and residuals (g, k), descending.
+    """
+    mean_diagonal = gram.mean_diagonal()
+    floor = numerical_floor(eigenvalues[:, 0], mean_diagonal, gram.dtype)
+    there = eigenvalues > floor[:, None]
+    rank = int(there.sum(-1).max())
+    if rank == 0:
+        raise ValueError("the kernel vanishes on the data: it has no positive eigenvalue")
+    if rank < solver.k:
+        warnings.warn(
+            f"found {rank} eigenpairs of the {solver.k} asked for: the others are below "
+            f"{floor.max():.1e}, the numerical zero of this kernel in {gram.dtype}",
+            stacklevel=3,
+        )
+    spectrum = Spectrum(
+        network,
+        (rotation * there[:, None, :])[..., :rank],
+        torch.where(there, eigenvalues, 0.0)[:, :rank],
+        torch.where(there, residuals, torch.nan)[:, :rank],
+        mean_diagonal,
+        gram.outputs,
+        gram.independent,
+        solver.settings(),
+        history,
+    )
+    if validation is not None:
+        spectrum.validation = spectrum.certificate(validation)
+    return spectrum

@@ -1,0 +1,52 @@
+"""Rayleigh–Ritz refinement: the best eigenpairs in the span of trained functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.gram import FeatureGram, Gram
+from neuralef.linalg import check_definite, rayleigh_ritz
+from neuralef.spectrum import POINTS_AT_ONCE
+
+
+def evaluate(network: nn.Module, x: Tensor) -> Tensor:
+    """network(x) in parts, without gradients."""
+    with torch.no_grad():
+        return torch.cat([network(part) for part in x.split(POINTS_AT_ONCE)])
+
+
+def refinement_points(gram: Gram, limit: int, generator: torch.Generator) -> Gram:
+    """All points of a feature Gram, whose product costs one pass; at most `limit` of another's."""
+    if isinstance(gram, FeatureGram) or len(gram) <= limit:
+        return gram
+    index = torch.randperm(len(gram), generator=generator)[:limit]
+    return gram[index.sort().values.to(gram.device)]
+
+
+def refine(gram: Gram, network: nn.Module, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Solve A v = μ G v with G = ΨᵀΨ/m and A = ΨᵀKΨ/m² on the m points of a Gram.
+
+    Returns eigenvalues (g, k), the rotation (g, functions, k), and residuals ‖Kψ_j/m − μ_jψ_j‖/μ_j
+    (g, k).
+    """
+    m = len(gram)
+    psi = gram.fold(evaluate(network, gram.x)).double()
+    with torch.no_grad():
+        k_psi = gram.product(psi) / m
+    energy = psi.mT @ k_psi / m
+    eigenvalues, rotation = rayleigh_ritz(psi.mT @ psi / m, energy)
+    check_definite(eigenvalues, gram.dtype, "the refinement")
+    eigenvalues, rotation = eigenvalues[:, :k], rotation[..., :k]
+    return eigenvalues, rotation, residual_norms(psi, k_psi, eigenvalues, rotation)
+
+
+def residual_norms(psi: Tensor, k_psi: Tensor, eigenvalues: Tensor, rotation: Tensor) -> Tensor:
+    """‖Kψ_j/m − μ_jψ_j‖/μ_j of the rotated functions, from Ψ and KΨ/m (g, r, functions).
+
+    The norm is L²(q)'s: per point, relative to that of ψ_j.
+    """
+    functions = psi @ rotation
+    gap = k_psi @ rotation - functions * eigenvalues[:, None]
+    tiny = torch.finfo(psi.dtype).tiny
+    return gap.norm(dim=1) / functions.norm(dim=1).clamp_min(tiny) / eigenvalues.clamp_min(tiny)

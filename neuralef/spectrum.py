@@ -1,0 +1,144 @@
+"""The one result type: eigenvalues, and eigenfunctions that can be evaluated anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.certificate import Certificate, certify
+from neuralef.checks import check_count, check_points
+from neuralef.gram import CHUNK, Gram
+
+# Points evaluated at once: bounds the memory of hidden layers and of κ(x, Z).
+POINTS_AT_ONCE = 8192
+
+
+class Spectrum(nn.Module):
+    """The top eigenpairs of a kernel's integral operator, E_q κ(x, x′) ψ_j(x′) = μ_j ψ_j(x).
+
+    ψ(x) = network(x) · rotation. The network is what the solver trained, or the features of
+    Nyström's formula; the rotation, in float64, is the last step of refinement. Eigenvalues and
+    residuals are (k,), or (c, k) for c independent outputs; `spectrum(x)` is (n, k), or (n, c, k),
+    and differentiable.
+
+    >>> import neuralef as nef
+    >>> x = torch.linspace(-2, 2, 200)[:, None]
+    >>> spectrum = nef.Nystrom(k=3).solve(nef.kernels.RBF().gram(x))
+    >>> spectrum(torch.zeros(5, 1)).shape
+    torch.Size([5, 3])
+    """
+
+    rotation: Tensor
+    eigenvalues: Tensor
+    residuals: Tensor
+    mean_diagonal: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        rotation: Tensor,
+        eigenvalues: Tensor,
+        residuals: Tensor,
+        mean_diagonal: Tensor,
+        outputs: int = 1,
+        independent: bool = False,
+        solver: dict[str, Any] | None = None,
+        history: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Tensors come folded: rotation (g, m, k), mean_diagonal (g,), the others (g, k)."""
+        super().__init__()
+        self.network = network.eval()
+        self.outputs, self.independent = outputs, independent
+        self.solver = solver or {}
+        self.history = history or []
+        self.validation: Certificate | None = None
+        first = slice(None) if independent else 0
+        self.register_buffer("rotation", rotation.double()[first])
+        self.register_buffer("eigenvalues", eigenvalues.double()[first])
+        self.register_buffer("residuals", residuals.double()[first])
+        self.register_buffer("mean_diagonal", mean_diagonal.double()[first])
+
+    @property
+    def k(self) -> int:
+        """The number of pairs held; for independent outputs, of the output that has the most."""
+        return self.eigenvalues.shape[-1]
+
+    @property
+    def rank(self) -> int:
+        """The number of eigenvalues found above the numerical zero, at most the k asked for."""
+        return int((self.eigenvalues > 0).sum(-1).max())
+
+    @property
+    def explained_trace(self) -> Tensor:
+        """Σ_j μ_j / E κ(x, x): the share of the kernel that these pairs explain."""
+        return self.eigenvalues.sum(-1) / self.mean_diagonal
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The eigenfunctions at the points x: (n, k), or (n, c, k)."""
+        x = check_points(x)
+        points = min(POINTS_AT_ONCE, max(1, CHUNK // (self.rotation.shape[-2] * self.outputs)))
+        parts = [self._evaluate(part) for part in x.split(points)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        values = self.network(x)
+        # float64, since a rotation out of nearly dependent functions cancels leading digits
+        product = "ncm,cmk->nck" if self.independent else "...m,mk->...k"
+        return torch.einsum(product, values.double(), self.rotation).to(values.dtype)
+
+    def features(self, x: Tensor) -> Tensor:
+        """√μ_j ψ_j(x), whose inner products are the kernel: (n, k), or (n, c, k)."""
+        psi = self(x)
+        return psi * self.eigenvalues.clamp_min(0).sqrt().to(psi.dtype)
+
+    def kernel(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Σ_j μ_j ψ_j(x1) ψ_j(x2): (n1, n2), joint (n1·c, n2·c) or independent (c, n1, n2)."""
+        first, second = self.features(x1), self.features(x2)
+        if self.independent:
+            return first.movedim(1, 0) @ second.permute(1, 2, 0)
+        return first.reshape(-1, self.k) @ second.reshape(-1, self.k).T
+
+    def truncate(self, k: int) -> Spectrum:
+        """The first k pairs, on the same network."""
+        check_count(k, "k")
+        if k > self.k:
+            raise ValueError(f"this spectrum holds {self.k} pairs, cannot keep {k}")
+        parts = [self.rotation[..., :k], self.eigenvalues[..., :k], self.residuals[..., :k]]
+        folded = [part if self.independent else part[None] for part in (*parts, self.mean_diagonal)]
+        return Spectrum(
+            self.network,
+            folded[0],
+            folded[1],
+            folded[2],
+            folded[3],
+            self.outputs,
+            self.independent,
+            self.solver,
+            self.history,
+        )
+
+    def certificate(self, gram: Gram) -> Certificate:
+        """Judge the pairs on a Gram of fresh points, which training has not seen."""
+        if (gram.outputs, gram.independent) != (self.outputs, self.independent):
+            raise ValueError(
+                f"the spectrum has {self.outputs} outputs, the Gram {gram.outputs} "
+                f"(independent: {self.independent} and {gram.independent})"
+            )
+        with torch.no_grad():
+            psi = self(gram.x)
+        return certify(gram, psi, self.eigenvalues)
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file that `neuralef.load` reads, whole or not at all."""
+        from neuralef.files import save_spectrum
+
+        save_spectrum(self, Path(path))
+
+    def extra_repr(self) -> str:
+        """What `print(spectrum)` tells."""
+        values = ", ".join(f"{value:.4g}" for value in self.eigenvalues.flatten()[:6].tolist())
+        more = ", …" if self.eigenvalues.numel() > 6 else ""
+        return f"rank={self.rank}, outputs={self.outputs}, eigenvalues=[{values}{more}]"
