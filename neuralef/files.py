@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def check_writable(folder: Path) -> None:
         raise ValueError(f"cannot write into {folder}: {error.strerror or error}") from error
 
 
-def _replace(path: Path, write: Any) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it into place."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -56,7 +57,7 @@ def _umask() -> int:
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON, whole or not at all."""
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_tensors(
@@ -66,7 +67,7 @@ def write_tensors(
     check_writable(path.parent)
     own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     metadata = {"format": kind, "header": json.dumps(header)}
-    _replace(path, lambda temporary: save_file(own, temporary, metadata))
+    replace_file(path, lambda temporary: save_file(own, temporary, metadata))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -121,6 +122,7 @@ def load(
     spectrum = Spectrum(
         module,
         **{name: part if independent else part[None] for name, part in parts.items()},
+        example=tensors["example"],
         outputs=header["outputs"],
         independent=independent,
         solver=header["solver"],

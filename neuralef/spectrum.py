@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.certificate import Certificate, certify
-from neuralef.checks import check_count, check_points
+from neuralef.checks import check_alike, check_count, check_points
 from neuralef.gram import CHUNK, Gram
 
 # Points evaluated at once: bounds the memory of hidden layers and of κ(x, Z).
@@ -35,6 +35,7 @@ class Spectrum(nn.Module):
     eigenvalues: Tensor
     residuals: Tensor
     mean_diagonal: Tensor
+    example: Tensor
 
     def __init__(
         self,
@@ -43,12 +44,16 @@ class Spectrum(nn.Module):
         eigenvalues: Tensor,
         residuals: Tensor,
         mean_diagonal: Tensor,
+        example: Tensor,
         outputs: int = 1,
         independent: bool = False,
         solver: dict[str, Any] | None = None,
         history: list[dict[str, Any]] | None = None,
     ) -> None:
-        """Tensors come folded: rotation (g, m, k), mean_diagonal (g,), the others (g, k)."""
+        """Tensors come folded: rotation (g, m, k), mean_diagonal (g,), the others (g, k).
+
+        `example` is one point of the data, whose shape, dtype and device new points must have.
+        """
         super().__init__()
         self.network = network.eval()
         self.outputs, self.independent = outputs, independent
@@ -60,11 +65,17 @@ class Spectrum(nn.Module):
         self.register_buffer("eigenvalues", eigenvalues.double()[first])
         self.register_buffer("residuals", residuals.double()[first])
         self.register_buffer("mean_diagonal", mean_diagonal.double()[first])
+        self.register_buffer("example", example.detach().clone())
 
     @property
     def k(self) -> int:
         """The number of pairs held; for independent outputs, of the output that has the most."""
         return self.eigenvalues.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the points it was trained on and takes."""
+        return self.example.dtype
 
     @property
     def rank(self) -> int:
@@ -79,6 +90,7 @@ class Spectrum(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The eigenfunctions at the points x: (n, k), or (n, c, k)."""
         x = check_points(x)
+        check_alike(x, self.example, ("x", "the data of this spectrum"))
         points = min(POINTS_AT_ONCE, max(1, CHUNK // (self.rotation.shape[-2] * self.outputs)))
         parts = [self._evaluate(part) for part in x.split(points)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -87,7 +99,7 @@ class Spectrum(nn.Module):
         values = self.network(x)
         # float64, since a rotation out of nearly dependent functions cancels leading digits
         product = "ncm,cmk->nck" if self.independent else "...m,mk->...k"
-        return torch.einsum(product, values.double(), self.rotation).to(values.dtype)
+        return torch.einsum(product, values.double(), self.rotation.double()).to(values.dtype)
 
     def features(self, x: Tensor) -> Tensor:
         """√μ_j ψ_j(x), whose inner products are the kernel: (n, k), or (n, c, k)."""
@@ -114,6 +126,7 @@ class Spectrum(nn.Module):
             folded[1],
             folded[2],
             folded[3],
+            self.example,
             self.outputs,
             self.independent,
             self.solver,

@@ -125,6 +125,7 @@ def make_spectrum(
         torch.where(there, eigenvalues, 0.0)[:, :rank],
         torch.where(there, residuals, torch.nan)[:, :rank],
         mean_diagonal,
+        gram.x[:1],
         gram.outputs,
         gram.independent,
         solver.settings(),

@@ -110,7 +110,7 @@ class NeuralEF(Solver):
             gram,
             network,
             COTANGENTS[self.deflation],
-            self._training(),
+            self.training(),
             functions,
             self.settings(),
             callback,
@@ -126,7 +126,8 @@ class NeuralEF(Solver):
             validation=validation, history=history,
         )  # fmt: skip
 
-    def _training(self) -> Training:
+    def training(self) -> Training:
+        """The part of the settings that the training loop takes."""
         return Training(
             self.steps, self.batch_size, self.learning_rate, self.schedule,
             self.decay, self.patience, self.seed, self.progress,

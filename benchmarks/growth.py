@@ -1,0 +1,75 @@
+"""What grows with the number of points n, and what does not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from typing import Any
+
+import torch
+from neuralef.benchmarks.timing import fastest
+
+from neuralef.experiments.classic import PROBLEMS
+from neuralef.gram import KernelGram
+from neuralef.networks.default import default_network
+from neuralef.solvers import NeuralEF, Nystrom
+from neuralef.solvers.loop import train
+from neuralef.solvers.neuralef import exact_cotangent
+
+SIZES = (1_000, 1_000_000)
+
+
+def _gram(n: int, device: str) -> KernelGram:
+    problem = PROBLEMS[0]
+    return KernelGram(problem.kernel, problem.sample(n, seed=0).float().to(device))
+
+
+def _train(gram: KernelGram, steps: int) -> None:
+    solver = NeuralEF(10, steps=steps, progress=False)
+    network = default_network(gram, 16, seed=0)
+    train(gram, network, exact_cotangent, solver.training(), 16, solver.settings())
+
+
+def step_time(device: str) -> dict[str, Any]:
+    """Training alone: the refinement after it is bounded by `refine_points`, whatever n is."""
+    steps = 400
+    grams = {n: _gram(n, device) for n in SIZES}
+    seconds = fastest({str(n): lambda g=gram: _train(g, steps) for n, gram in grams.items()})
+    small, large = (seconds[str(n)] for n in SIZES)
+    what = f"a training step at n = {SIZES[1]:.0e} / at n = {SIZES[0]:.0e}"
+    return {"what": what, "ratio": large / small, "goal": 1.2, "seconds": seconds}
+
+
+def _peak_growth(n: int, queue: Any) -> None:
+    """MiB by which training raises the peak memory of a fresh process over holding the data."""
+    gram = _gram(n, "cpu")
+    _train(gram, 1)  # loads libraries and makes the first shuffle
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _train(gram, 100)
+    queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def step_memory(device: str) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    growth = {}
+    for n in SIZES:
+        queue = context.Queue()
+        process = context.Process(target=_peak_growth, args=(n, queue))
+        process.start()
+        growth[str(n)] = queue.get(timeout=300)
+        process.join()
+    small, large = (max(growth[str(n)], 1.0) for n in SIZES)
+    what = "peak MiB that 100 steps add (CPU), n = 1e+06 / n = 1e+03"
+    return {"what": what, "ratio": large / small, "goal": None, "mebibytes": growth}
+
+
+def evaluation(device: str) -> dict[str, Any]:
+    gram = _gram(4096, device)
+    x = _gram(20_000, device).x
+    trained = NeuralEF(10, steps=50, progress=False).solve(gram)
+    exact = Nystrom(10).solve(gram)
+    with torch.no_grad():
+        seconds = fastest({"networks": lambda: trained(x), "nystrom": lambda: exact(x)})
+    ratio = seconds["networks"] / seconds["nystrom"]
+    what = "evaluating 20,000 points: networks / Nyström's formula on 4096"
+    return {"what": what, "ratio": ratio, "goal": None, "seconds": seconds}

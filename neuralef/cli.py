@@ -1,0 +1,227 @@
+"""The command line: a thin layer that reads arguments, calls the library, and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Eigenfunctions of kernels as neural networks.",
+)
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
+Seed = Annotated[int, typer.Option(help="Seed of every random number.", min=0)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace the result of an earlier run.")]
+
+
+def _open_run(folder: Path, overwrite: bool = True) -> None:
+    """Refuse a folder that cannot be written or holds a result, before any work."""
+    from neuralef.files import check_writable
+
+    if not overwrite and (folder / "result.json").exists():
+        raise ValueError(
+            f"{folder} holds the result of an earlier run: choose another or pass --overwrite"
+        )
+    check_writable(folder)
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} is not available: {error}".splitlines()[0]) from error
+
+
+def _finish(result: dict[str, Any], show_json: bool, lines: Any) -> None:
+    """Print a result as JSON, or as the tables and lines of a command."""
+    if show_json:
+        print(json.dumps(result))
+        return
+    from rich.console import Console
+
+    console = Console()
+    for line in lines:
+        console.print(line, highlight=False)
+
+
+@app.command()
+def demo(
+    out: Out = Path("demo"), device: Device = "cpu", seed: Seed = 0, show_json: Json = False
+) -> None:
+    """Solve two kernels, check them against the exact answer, draw and save them."""
+    _open_run(out)
+    _check_device(device)
+    from neuralef import tables
+    from neuralef.experiments import demo as study
+
+    progress = False if show_json else None
+    result = study.run(out, device=device, seed=seed, progress=progress)
+    files = ", ".join(sorted(path.name for path in out.iterdir() if not path.name.startswith(".")))
+    _finish(result, show_json, [*tables.demo(result), f"written to {out}: {files}"])
+
+
+@app.command()
+def fit(
+    data: Annotated[Path, typer.Argument(help=".npy, .npz, .csv or .parquet, a point per row.")],
+    out: Out,
+    kernel: Annotated[
+        str, typer.Option(help="rbf, matern, periodic, linear, polynomial, mlpgp or mlpntk.")
+    ] = "rbf",
+    k: Annotated[int, typer.Option(help="How many eigenpairs.")] = 10,
+    lengthscale: Annotated[
+        str, typer.Option(help="A number, or auto: the median distance.")
+    ] = "auto",
+    nu: Annotated[float, typer.Option(help="Smoothness of matern: 0.5, 1.5, 2.5.")] = 1.5,
+    period: Annotated[float, typer.Option(help="Period of periodic.")] = 1.0,
+    degree: Annotated[int, typer.Option(help="Degree of polynomial.")] = 4,
+    bias: Annotated[float, typer.Option(help="Bias of polynomial.")] = 1.5,
+    activation: Annotated[str, typer.Option(help="relu or erf, of mlpgp and mlpntk.")] = "relu",
+    depth: Annotated[int, typer.Option(help="Linear layers of mlpgp and mlpntk.")] = 3,
+    center: Annotated[bool, typer.Option(help="Centre the kernel: kernel PCA.")] = False,
+    solver: Annotated[str, typer.Option(help="neuralef, nystrom or subspace.")] = "neuralef",
+    steps: Annotated[int, typer.Option(help="Training steps of neuralef.")] = 2000,
+    batch_size: Annotated[int, typer.Option(help="Points in a training step.")] = 256,
+    held_out: Annotated[
+        float, typer.Option(help="Share of the points kept for the certificate.")
+    ] = 0.1,
+    array: Annotated[str | None, typer.Option(help="Name of an array in an .npz.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    device: Device = "cpu",
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
+    show_json: Json = False,
+) -> None:  # fmt: skip
+    """Find the top eigenpairs of a kernel on your data; repeated, an interrupted run goes on."""
+    _open_run(out, overwrite)
+    _check_device(device)
+    from neuralef import tables
+    from neuralef.experiments import fit as study
+
+    settings = study.Fit(
+        data=str(data), kernel=kernel, k=k, lengthscale=lengthscale, nu=nu, period=period,
+        degree=degree, bias=bias, activation=activation, depth=depth, center=center, solver=solver,
+        steps=steps, batch_size=batch_size, held_out=held_out, array=array, dtype=dtype, seed=seed,
+    )  # fmt: skip
+    result = study.run(settings, out, device=device, progress=False if show_json else None)
+    _finish(result, show_json, [*tables.fit(result), f"written to {out}"])
+
+
+@app.command()
+def transform(
+    run: Annotated[Path, typer.Argument(help="Folder that `neuralef fit` wrote.")],
+    data: Annotated[Path, typer.Argument(help=".npy, .npz, .csv or .parquet, a point per row.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help=".npy, .npz or .csv to write.")],
+    eigenfunctions: Annotated[
+        bool, typer.Option(help="Write ψ_j(x) instead of the features √μ_j ψ_j(x).")
+    ] = False,
+    array: Annotated[str | None, typer.Option(help="Name of an array in an .npz.")] = None,
+    device: Device = "cpu",
+    show_json: Json = False,
+) -> None:
+    """Write the features of new points, whose inner products are the kernel."""
+    _check_device(device)
+    from neuralef.experiments import fit as study
+
+    result = study.transform(run, data, out, eigenfunctions, array, device)
+    rows, columns = result["shape"][0], result["shape"][1:]
+    _finish(result, show_json, [f"{rows} points × {columns} features written to {out}"])
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="Folder that a command wrote.")],
+    show_json: Json = False,
+) -> None:
+    """Print the result of a run."""
+    from neuralef import tables
+    from neuralef.experiments.record import read_result
+
+    result = read_result(run)
+    _finish(result, show_json, tables.any_result(result))
+
+
+@app.command()
+def reproduce(
+    study: Annotated[str, typer.Argument(help="Which study of the paper: classic.")],
+    preset: Annotated[str, typer.Option(help="quick, or paper for the full scale.")] = "quick",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None,
+    device: Device = "cpu",
+    overwrite: Overwrite = False,
+    show_json: Json = False,
+) -> None:
+    """Run a study of the paper: tables, figures and result.json."""
+    from neuralef.checks import check_choice
+    from neuralef.experiments import classic
+
+    studies = {"classic": classic}
+    check_choice(study, "study", tuple(studies))
+    check_choice(preset, "preset", tuple(studies[study].PRESETS))
+    folder = out or Path("runs") / f"{study}-{preset}"
+    _open_run(folder, overwrite)
+    _check_device(device)
+    from neuralef import tables
+
+    result = studies[study].run(folder, preset, device, report=_report(show_json))
+    _finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])
+
+
+@app.command()
+def bench(
+    only: Annotated[str | None, typer.Option(help="Run one benchmark by its name.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for result.json.")] = None,
+    device: Device = "cpu",
+    show_json: Json = False,
+) -> None:
+    """Measure speed as ratios in one run, the plain version beside ours."""
+    if out is not None:
+        _open_run(out)
+    _check_device(device)
+    from neuralef import tables
+
+    benchmarks = import_module("neuralef.benchmarks")  # lies beside the package in the repository
+
+    result = benchmarks.run(only, device, out, report=_report(show_json))
+    _finish(result, show_json, tables.bench(result))
+
+
+def _report(silent: bool) -> Any:
+    """Progress lines on standard error, so that standard output stays clean."""
+    return (
+        (lambda line: None) if silent else (lambda line: print(line, file=sys.stderr, flush=True))
+    )
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def main() -> None:
+    """Run the command line: what users get wrong ends in one line, not in a traceback.
+
+    NEURALEF_TRACEBACK=1 shows the traceback all the same.
+    """
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        if os.environ.get("NEURALEF_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; repeat the command to go on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)

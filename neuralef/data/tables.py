@@ -1,0 +1,99 @@
+"""Tables of numbers from files: .npy, .npz, .csv and .parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+FORMATS = (".npy", ".npz", ".csv", ".parquet")
+
+
+def read_table(path: str | Path, array: str | None = None) -> np.ndarray:
+    """One array of numbers, a point per row; `array` names one of several in an .npz.
+
+    A single column of n numbers comes as (n, 1). The first line of a .csv may be a header.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise ValueError(f"{path}: expected a file ending in {', '.join(FORMATS)}")
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        if suffix == ".npy":
+            values = np.load(path, allow_pickle=False)
+        elif suffix == ".npz":
+            values = _from_npz(path, array)
+        elif suffix == ".csv":
+            values = _from_csv(path)
+        else:
+            values = _from_parquet(path)
+    except (ValueError, OSError, EOFError, KeyError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    if values.dtype.kind not in "fiub":
+        raise ValueError(f"{path} holds {values.dtype}, expected numbers")
+    return values[:, None] if values.ndim == 1 else values
+
+
+def _from_npz(path: Path, array: str | None) -> np.ndarray:
+    import zipfile
+
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            names = list(arrays)
+            name = array or ("x" if "x" in names else names[0] if len(names) == 1 else None)
+            if name not in names:
+                raise ValueError(f"it holds the arrays {', '.join(names)}: name one with --array")
+            return arrays[name]
+    except zipfile.BadZipFile as error:
+        raise ValueError(error) from error
+
+
+def _from_csv(path: Path) -> np.ndarray:
+    with path.open(encoding="utf-8-sig") as file:
+        first = file.readline().strip()
+    if not first:
+        raise ValueError("the file is empty")
+    try:
+        [float(cell) for cell in first.split(",")]
+        header = 0
+    except ValueError:
+        header = 1
+    return np.loadtxt(path, delimiter=",", skiprows=header, ndmin=2, encoding="utf-8-sig")
+
+
+def _from_parquet(path: Path) -> np.ndarray:
+    try:
+        import pandas
+    except ImportError:
+        raise ValueError("reading .parquet needs pandas and pyarrow: install both") from None
+    return pandas.read_parquet(path).to_numpy()
+
+
+def check_table_name(path: Path) -> str:
+    """The ending of a file that `write_table` can write; others are refused."""
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS[:3]:
+        raise ValueError(f"{path}: expected a file ending in {', '.join(FORMATS[:3])}")
+    return suffix
+
+
+def write_table(path: str | Path, values: np.ndarray) -> None:
+    """Write an array as .npy, .npz (under the name x) or .csv, whole or not at all."""
+    from neuralef.files import check_writable, replace_file
+
+    path = Path(path)
+    suffix = check_table_name(path)
+    check_writable(path.parent)
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            if suffix == ".npy":
+                np.save(file, values)
+            elif suffix == ".npz":
+                np.savez(file, x=values)
+            else:
+                np.savetxt(file, values.reshape(len(values), -1), delimiter=",")
+
+    replace_file(path, write)

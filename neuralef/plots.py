@@ -1,0 +1,186 @@
+"""A result in, a Figure out: these functions draw and compute nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+LABELS = {
+    "truth": "truth (quadrature)",
+    "nystrom": "Nyström",
+    "neuralef": "NeuralEF, exact deflation",
+    "paper": "NeuralEF, as published",
+}
+COLORS = {"truth": "#222222", "nystrom": "#8c8c8c", "neuralef": "#1b6ca8", "paper": "#d1495b"}
+KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
+
+
+def _panel(axes: Axes, title: str, x: str = "", y: str = "") -> Axes:
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def _ladder(axes: Axes, grid: list[float], found: list[Any], truth: list[Any]) -> None:
+    """Eigenfunctions one above the other, the first lowest, with the truth dashed over them."""
+    colors = colormaps["viridis"](np.linspace(0.05, 0.85, len(found)))
+    for j, (values, color) in enumerate(zip(found, colors, strict=True)):
+        scale = 0.42 / max(1e-12, float(np.abs(truth[j]).max()))
+        axes.axhline(j + 1, color="0.9", linewidth=0.8, zorder=0)
+        axes.plot(grid, j + 1 + scale * np.array(values), color=color, linewidth=2.4)
+        axes.plot(
+            grid, j + 1 + scale * np.array(truth[j]), color="black", linewidth=0.9, ls=(0, (4, 3))
+        )
+    axes.set_yticks(range(1, len(found) + 1))
+
+
+def _eigenvalues(axes: Axes, found: list[float], truth: list[float]) -> None:
+    axes.semilogy(
+        range(1, len(truth) + 1), truth, "o", mfc="none", mec="black", ms=9, label="truth"
+    )
+    axes.semilogy(
+        range(1, len(found) + 1), found, ".", color=COLORS["neuralef"], ms=8, label="found"
+    )
+    axes.set_xticks(range(1, len(truth) + 1))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _error_lines(axes: Axes, errors: dict[str, list[float]], floor: float = 1e-12) -> None:
+    styles = {"sampling": ("0.55", "s", "sampling error"), "ours": ("#1b6ca8", "o", "ours")}
+    for name, (color, marker, label) in styles.items():
+        values = np.maximum(errors[name], floor)
+        axes.semilogy(
+            range(1, len(values) + 1), values, marker=marker, ms=5, color=color, label=label
+        )
+    axes.set_xticks(range(1, len(errors["ours"]) + 1))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def demo(result: dict[str, Any]) -> Figure:
+    """The two kernels of the demo: eigenfunctions, eigenvalues, and errors told apart."""
+    measured = result["measured"]
+    figure = Figure(figsize=(11, 7.2), layout="constrained")
+    rows = figure.subplots(2, 3, gridspec_kw={"width_ratios": [1.7, 1, 1]})
+    for (ladder, values, errors), (name, case) in zip(rows, measured.items(), strict=True):
+        curves = case["curves"]
+        _panel(ladder, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
+        _ladder(ladder, curves["grid"], curves["found"], curves["truth"])
+        _panel(values, "eigenvalues", "j")
+        _eigenvalues(values, case["eigenvalues"]["found"], case["eigenvalues"]["truth"])
+        _panel(errors, "eigenfunction error 1 − |cos|", "j")
+        _error_lines(errors, case["errors"])
+    n = result["config"]["n"]
+    figure.suptitle(
+        f"Networks trained on {n} points (colour) and the exact eigenfunctions (dashed)",
+        fontsize=12,
+    )
+    return figure
+
+
+def figure2(result: dict[str, Any]) -> Figure:
+    """The paper's Fig. 2 and C.1: the top three functions for each n, and time against n."""
+    measured = result["measured"]
+    sizes = list(next(iter(measured["curves"].values())))
+    figure = Figure(figsize=(4.2 * (len(sizes) + 1), 6.6), layout="constrained")
+    grid = figure.add_gridspec(2, len(sizes) + 1)
+    for row, (name, by_size) in enumerate(measured["curves"].items()):
+        for column, n in enumerate(sizes):
+            axes = figure.add_subplot(grid[row, column])
+            _panel(axes, f"{KERNELS[name]}, n = {n}: top 3", "x")
+            _top_three(axes, by_size[n])
+            if row == column == 0:
+                axes.legend(frameon=False, fontsize=7, loc="lower center")
+    _times(figure.add_subplot(grid[:, -1]), measured["seconds"])
+    return figure
+
+
+def _top_three(axes: Axes, curves: dict[str, Any]) -> None:
+    styles = {"nystrom": ("-", 4.5, 0.5), "neuralef": ("-", 1.8, 1.0), "paper": (":", 1.8, 1.0)}
+    styles["truth"] = ("--", 0.9, 1.0)
+    for name, (style, width, alpha) in styles.items():
+        for j, values in enumerate(curves["functions"][name][:3]):
+            label = LABELS[name] if j == 0 else None
+            axes.plot(
+                curves["grid"],
+                values,
+                style,
+                color=COLORS[name],
+                lw=width,
+                alpha=alpha,
+                label=label,
+            )
+
+
+def _times(axes: Axes, seconds: dict[str, dict[str, float]]) -> None:
+    _panel(axes, "seconds to solve (polynomial kernel)", "points n")
+    for name, spent in seconds.items():
+        axes.loglog(
+            [int(n) for n in spent],
+            list(spent.values()),
+            "o-",
+            color=COLORS[name],
+            label=LABELS[name],
+        )
+    axes.legend(frameon=False, fontsize=8)
+
+
+def all_functions(result: dict[str, Any]) -> Figure:
+    """Every eigenfunction at the largest n: ours above, the published objective below."""
+    curves = result["measured"]["curves"]
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    rows = figure.subplots(2, 2)
+    for row, method in zip(rows, ("neuralef", "paper"), strict=True):
+        for axes, (name, by_size) in zip(row, curves.items(), strict=True):
+            n = list(by_size)[-1]
+            functions = by_size[n]["functions"]
+            _panel(axes, f"{KERNELS[name]}, n = {n}: {LABELS[method]}", "x", "j")
+            _ladder(axes, by_size[n]["grid"], functions[method], functions["truth"])
+    return figure
+
+
+def error_bars(result: dict[str, Any]) -> Figure:
+    """Median errors of every eigenpair against the exact solution on the same sample."""
+    errors = result["measured"]["errors"]
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    for axes, (name, case) in zip(figure.subplots(1, 2), errors.items(), strict=True):
+        _panel(axes, f"{KERNELS[name]}: error 1 − |cos| (median over seeds)", "eigenpair j")
+        methods = [method for method in case["methods"] if method != "nystrom"]
+        width = 0.8 / len(methods)
+        for position, method in enumerate(methods):
+            values = np.maximum(case["methods"][method]["median"]["sample"], 1e-10)
+            places = np.arange(1, len(values) + 1) + (position - (len(methods) - 1) / 2) * width
+            axes.bar(places, values, width, color=COLORS[method], label=LABELS[method])
+        axes.set_yscale("log")
+        axes.set_ylim(1e-10, 2)
+        axes.set_xticks(range(1, len(values) + 1))
+        axes.legend(frameon=False, fontsize=8, loc="upper left")
+    return figure
+
+
+def spectrum(result: dict[str, Any]) -> Figure:
+    """Eigenvalues of a fit with their intervals on held-out points, and their residuals."""
+    measured = result["measured"]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    values = np.atleast_2d(measured["eigenvalues"])
+    places = np.arange(1, values.shape[1] + 1)
+    _panel(left, "eigenvalues", "j")
+    left.semilogy(
+        places, np.where(values > 0, values, np.nan).T, "o-", color=COLORS["neuralef"], ms=4
+    )
+    certificate = measured.get("certificate")
+    if certificate and values.shape[0] == 1:
+        low, high = (np.array(certificate[key], dtype=float) for key in ("low", "high"))
+        left.vlines(places, low, high, color="black", lw=1.2, label="95 % on held-out points")
+        left.legend(frameon=False, fontsize=8)
+    _panel(right, "residual ‖Kψ − μψ‖/μ", "j")
+    residuals = np.array(np.atleast_2d(measured["residuals"]), dtype=float)
+    right.semilogy(places, np.maximum(residuals, 1e-16).T, "o-", color=COLORS["paper"], ms=4)
+    return figure

@@ -1,0 +1,116 @@
+"""A result in, lines and tables for the terminal out: these functions print and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(
+            column, justify="left" if column == "of" else "right", no_wrap=column != "of"
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}g}"
+
+
+def _interval(certificate: dict[str, Any], j: int) -> str:
+    low, high = certificate["low"][j], certificate["high"][j]
+    return "not certifiable" if low is None else f"{low:.3g} … {high:.3g}"
+
+
+def demo(result: dict[str, Any]) -> Iterator[Table | str]:
+    """For each kernel: eigenvalues three ways, errors told apart, residuals and certificates."""
+    columns = (
+        "j", "μ truth", "μ sample", "μ found", "ours", "sampling", "residual", "on fresh points",
+    )  # fmt: skip
+    for name, case in result["measured"].items():
+        values, errors = case["eigenvalues"], case["errors"]
+        rows = [
+            (
+                f"{j + 1:2d}",
+                *(f"{values[key][j]:.3g}" for key in ("truth", "sample", "found")),
+                *(f"{max(errors[key][j], 0):.1e}" for key in ("ours", "sampling")),
+                f"{case['residuals'][j]:.1e}",
+                _interval(case["certificate"], j),
+            )
+            for j in range(len(errors["ours"]))
+        ]
+        yield _table(f"{name}: {case['formula']}, n = {result['config']['n']}", columns, rows)
+        yield (
+            f"rank {case['rank']} of {result['config']['k']} asked for (truth: "
+            f"{case['rank_of_truth']}); {case['explained_trace']:.4%} of the trace explained; "
+            f"trained in {case['seconds']:.1f} s"
+        )
+    yield (
+        "μ: eigenvalues of the truth (quadrature), of the exact solution on the sample, and found "
+        "by the networks.\nours: error 1 − |cos| of our functions against that exact solution; "
+        "sampling: its own error against the truth.\nresidual: ‖Kψ − μψ‖/μ on the sample; "
+        "on fresh points: 95 % interval of μ from points never trained on."
+    )
+
+
+def fit(result: dict[str, Any]) -> Iterator[Table | str]:
+    """The eigenpairs of a fit with their residuals and certificates."""
+    measured, config = result["measured"], result["config"]
+    certificate = measured.get("certificate")
+    columns = ["j", "eigenvalue", "residual"] + (["on held-out points"] if certificate else [])
+    rows = []
+    for j, (value, residual) in enumerate(
+        zip(measured["eigenvalues"], measured["residuals"], strict=True)
+    ):
+        row = [str(j + 1), f"{value:.6g}", _number(residual, 2)]
+        rows.append(row + ([_interval(certificate, j)] if certificate else []))
+    yield _table(f"{config['kernel']} on {config['data']}", columns, rows)
+    yield (
+        f"rank {measured['rank']} of {config['k']} asked for; "
+        f"{measured['explained_trace']:.2%} of the trace explained; "
+        f"{measured['points']} points, {measured['seconds']:.1f} s"
+    )
+
+
+def classic(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Median errors of each pair and method, and seconds against n."""
+    measured = result["measured"]
+    for name, case in measured["errors"].items():
+        methods = {m: c["median"]["sample"] for m, c in case["methods"].items() if m != "nystrom"}
+        pairs = max(len(values) for values in methods.values())
+        rows = [
+            (method, *(f"{max(v, 0):.0e}" for v in values), *[""] * (pairs - len(values)))
+            for method, values in methods.items()
+        ]
+        title = f"{name}: error against the same-sample exact solution, median over seeds"
+        yield _table(title, ("method", *(str(j + 1) for j in range(pairs))), rows)
+    sizes = list(measured["seconds"]["neuralef"])
+    rows = [
+        (method, *(_number(spent.get(n)) for n in sizes))
+        for method, spent in measured["seconds"].items()
+    ]
+    yield _table("seconds to solve against n (polynomial)", ("method", *sizes), rows)
+
+
+def bench(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Every ratio with its goal."""
+    rows = [
+        (name, f"{row['ratio']:.2f}", f"≤ {row['goal']}" if row["goal"] else "", row["what"])
+        for name, row in result["measured"].items()
+    ]
+    yield _table("ratios of one run", ("benchmark", "ratio", "goal", "of"), rows)
+
+
+def any_result(result: dict[str, Any]) -> Iterator[Table | str]:
+    """The tables of whatever run this is."""
+    tables = {"demo": demo, "fit": fit, "classic": classic, "bench": bench}
+    if result["experiment"] not in tables:
+        raise ValueError(f"no table for a result of {result['experiment']!r}; use --json")
+    yield from tables[result["experiment"]](result)
