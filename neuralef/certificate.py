@@ -16,6 +16,7 @@ NORMAL_95 = 1.96
 CERTIFIABLE = 0.5
 # Points whose own c × c blocks are read off one dense block.
 POINTS_PER_BLOCK = 16
+PER_PAIR = ("eigenvalues", "estimates", "low", "high", "certifiable")
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,21 @@ class Certificate:
     overlaps: Tensor
     explained_trace: Tensor
 
+    def truncate(self, k: int) -> Certificate:
+        """The certificate of the first k pairs."""
+        first = {name: getattr(self, name)[..., :k] for name in PER_PAIR}
+        share = first["eigenvalues"].sum(-1) / self.eigenvalues.sum(-1)
+        return Certificate(
+            points=self.points,
+            overlaps=self.overlaps[..., :k, :k],
+            explained_trace=self.explained_trace * share,
+            **first,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain lists, with None where nothing can be certified."""
         content: dict[str, Any] = {"points": self.points}
-        for name in ("eigenvalues", "estimates", "low", "high", "certifiable", "explained_trace"):
+        for name in (*PER_PAIR, "explained_trace"):
             content[name] = plain(getattr(self, name).tolist())
         content["largest_overlap"] = float(off_diagonal(self.overlaps).max())
         return content

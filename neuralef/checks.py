@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,8 @@ def check_points(x: Any, name: str = "x") -> Tensor:
     """x as a float32 or float64 tensor of finite points; other dtypes become float32."""
     if not isinstance(x, Tensor):
         try:
-            x = torch.as_tensor(x)
+            # numpy's reversed views, which torch does not take, become plain arrays
+            x = torch.as_tensor(np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"{name} must be a tensor or an array of numbers, got {type(x).__name__}"
@@ -67,11 +70,11 @@ def check_pair(x1: Tensor, x2: Tensor) -> None:
 
 def check_count(value: Any, name: str, least: int = 1) -> int:
     """A whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
+    return int(value)
 
 
 def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
@@ -82,5 +85,5 @@ def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
 
 def check_positive(value: float, name: str) -> None:
     """A finite number above zero."""
-    if not (isinstance(value, (int, float)) and 0 < value < float("inf")):
+    if isinstance(value, bool) or not (isinstance(value, Real) and 0 < value < float("inf")):
         raise ValueError(f"{name} must be positive and finite, got {value!r}")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from neuralef.certificate import Certificate
 from neuralef.kernels.base import Kernel
 from neuralef.networks.extension import FeatureMap, KernelFeatures
 from neuralef.networks.normalization import L2BatchNorm, Normalized
@@ -22,6 +25,7 @@ from neuralef.spectrum import Spectrum
 
 SPECTRUM = "neuralef spectrum 1"
 CHECKPOINT = "neuralef checkpoint 1"
+VALIDATION = "validation."
 BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
 
 
@@ -37,21 +41,15 @@ def check_writable(folder: Path) -> None:
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it into place."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a folder")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        write(Path(name))
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+        write(temporary)
+        os.replace(temporary, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -83,7 +81,10 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tenso
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
-    return json.loads(metadata["header"]), tensors
+    try:
+        return json.loads(metadata["header"]), tensors
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: its header is no JSON") from error
 
 
 def save_spectrum(spectrum: Spectrum, path: Path) -> None:
@@ -96,7 +97,12 @@ def save_spectrum(spectrum: Spectrum, path: Path) -> None:
         "solver": spectrum.solver,
         "history": spectrum.history,
     }
-    write_tensors(path, SPECTRUM, header, spectrum.state_dict())
+    tensors = dict(spectrum.state_dict())
+    if spectrum.validation is not None:
+        fields = dataclasses.asdict(spectrum.validation)
+        header["validation_points"] = fields.pop("points")
+        tensors |= {VALIDATION + name: value for name, value in fields.items()}
+    write_tensors(path, SPECTRUM, header, tensors)
 
 
 def load(
@@ -115,8 +121,16 @@ def load(
     """
     path = Path(path)
     header, tensors = read_tensors(path, SPECTRUM)
+    certificate = {
+        name.removeprefix(VALIDATION): tensors.pop(name)
+        for name in list(tensors)
+        if name.startswith(VALIDATION)
+    }
     given = {"network": network, "kernel": kernel, "feature_map": feature_map}
     module = _network(path, header, tensors, given)
+    missing = {*BUFFERS, "example"} - set(tensors)
+    if missing:
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
     parts = {name: tensors[name] for name in BUFFERS}
     independent = header["independent"]
     spectrum = Spectrum(
@@ -134,6 +148,8 @@ def load(
         raise ValueError(
             f"the tensors in {path} do not fit {type(module).__name__}: {error}"
         ) from error
+    if certificate:
+        spectrum.validation = Certificate(points=header["validation_points"], **certificate)
     return spectrum.to(device)
 
 

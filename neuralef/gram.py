@@ -9,6 +9,7 @@ k).
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
@@ -17,10 +18,8 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_finite, check_points
 from neuralef.kernels.base import Kernel
+from neuralef.linalg import CHUNK
 from neuralef.networks.extension import FeatureMap, KernelFeatures, TrainingPoints
-
-# The most numbers that one chunk of a product may hold: 128 MiB in float64.
-CHUNK = 2**24
 
 
 class Gram(ABC):
@@ -37,6 +36,11 @@ class Gram(ABC):
     def dtype(self) -> torch.dtype:
         """The dtype of the points, and so of networks trained on them."""
         return self.x.dtype
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype in which κ's values are rounded."""
+        return self.dtype
 
     @property
     def device(self) -> torch.device:
@@ -68,7 +72,7 @@ class Gram(ABC):
         return rows.reshape(-1, self.outputs, rows.shape[-1])
 
     def __matmul__(self, psi: Tensor) -> Tensor:
-        """K ψ in the dtype of ψ; its shape is that of ψ."""
+        """K ψ in the dtype and shape of ψ; use `torch.no_grad()` unless κ is being trained."""
         expected = (
             (len(self),)
             if self.outputs == 1 and not self.independent
@@ -78,6 +82,8 @@ class Gram(ABC):
             raise ValueError(
                 f"this Gram multiplies functions {(*expected, 'k')}, got {tuple(psi.shape)}"
             )
+        if not psi.is_floating_point():
+            raise TypeError(f"functions have floating values, got {psi.dtype}")
         if psi.device != self.device:
             raise ValueError(f"the Gram is on {self.device}, the functions are on {psi.device}")
         return self.unfold(self.product(self.fold(psi)))
@@ -107,7 +113,8 @@ class Gram(ABC):
 
     def mean_diagonal(self) -> Tensor:
         """The trace per point, E κ(x, x), of each eigenproblem: (g,)."""
-        diagonal = self.diagonal().double()
+        with torch.no_grad():
+            diagonal = self.diagonal().double()
         return self.fold(diagonal[..., None]).sum((1, 2)) / len(self)
 
 
@@ -130,7 +137,16 @@ class KernelGram(Gram):
         self.x = check_points(x)
         self.outputs, self.independent = kernel.outputs, kernel.independent
         with torch.no_grad():  # a kernel that does not fit these points says so now, not mid-way
-            check_finite(kernel(self.x[:2], self.x[:2]), "the kernel's block")
+            block = kernel(self.x[:2], self.x[:2])
+        few = len(self.x[:2])
+        side = few * kernel.outputs
+        expected = (kernel.outputs, few, few) if kernel.independent else (side, side)
+        if tuple(block.shape) != expected:
+            raise ValueError(
+                f"on {few} points {type(kernel).__name__} must give a block {expected}, "
+                f"got {tuple(block.shape)}"
+            )
+        check_finite(block, "the kernel's block")
 
     def __getitem__(self, index: Tensor | slice) -> KernelGram:
         part = copy.copy(self)
@@ -161,7 +177,8 @@ class KernelGram(Gram):
 
     def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
         """ψ(x) = κ(x, X) · ψ(X)/(n μ)."""
-        return KernelFeatures(self.kernel, self.x), rows / (len(self) * eigenvalues[:, None])
+        kernel = copy.deepcopy(self.kernel).requires_grad_(False)  # the user may train theirs on
+        return KernelFeatures(kernel, self.x), rows / (len(self) * eigenvalues[:, None])
 
 
 class FeatureGram(Gram):
@@ -184,7 +201,9 @@ class FeatureGram(Gram):
         independent: bool = False,
     ) -> None:
         self.x = check_points(x)
-        self.phi = torch.as_tensor(phi)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            self.phi = torch.as_tensor(phi)
         self.feature_map = feature_map
         self.independent = independent
         if not self.phi.is_floating_point() or self.phi.ndim not in (2, 3):
@@ -194,12 +213,27 @@ class FeatureGram(Gram):
             )
         if len(self.phi) != len(self.x) or self.phi.numel() == 0:
             raise ValueError(f"{len(self.x)} points but features of shape {tuple(self.phi.shape)}")
+        if self.phi.ndim == 3 and self.phi.shape[1] == 1 and not independent:
+            raise ValueError(f"phi of one output must be (n, s), got {tuple(self.phi.shape)}")
         if self.phi.ndim == 3:
             self.outputs = self.phi.shape[1]
         elif independent:
             raise ValueError("independent outputs need phi of shape (n, c, s)")
         for part in self.phi.split(self._points_per_chunk):
             check_finite(part, "phi")
+        if feature_map is not None:
+            self._try_feature_map(feature_map)
+
+    def _try_feature_map(self, feature_map: Callable[[Tensor], Tensor]) -> None:
+        if not callable(feature_map):
+            raise TypeError(f"feature_map must be callable, got {type(feature_map).__name__}")
+        with torch.no_grad():
+            made = feature_map(self.x[:1])
+        if not isinstance(made, Tensor) or made.shape != self.phi[:1].shape:
+            came = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise ValueError(
+                f"on one point feature_map must give {tuple(self.phi[:1].shape)}, got {came}"
+            )
 
     @property
     def _points_per_chunk(self) -> int:
@@ -268,11 +302,13 @@ class DenseGram(Gram):
     def __init__(self, x: Tensor, matrix: Tensor) -> None:
         self.x = check_points(x)
         self.matrix = torch.as_tensor(matrix)
+        if self.matrix.is_complex():
+            raise TypeError(f"the matrix must be real, got {self.matrix.dtype}")
         if not self.matrix.is_floating_point():
             self.matrix = self.matrix.to(self.dtype)
         n, shape = len(self.x), tuple(self.matrix.shape)
         self.independent = self.matrix.ndim == 3
-        self.outputs = shape[0] if self.independent else shape[0] // n
+        self.outputs = shape[0] if self.independent else (shape or (0,))[0] // n
         expected = (self.outputs, n, n) if self.independent else (self.outputs * n,) * 2
         if shape != expected or self.outputs == 0:
             raise ValueError(
@@ -285,6 +321,11 @@ class DenseGram(Gram):
         gap = (self.matrix - self.matrix.mT).abs().max()
         if gap > 1e-4 * self.matrix.abs().max():
             raise ValueError(f"the matrix is not symmetric: entries differ by up to {gap:.3g}")
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The coarser of the dtypes of the matrix and the points."""
+        return max(self.matrix.dtype, self.dtype, key=lambda dtype: torch.finfo(dtype).eps)
 
     def __getitem__(self, index: Tensor | slice) -> DenseGram:
         part = copy.copy(self)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+# The most numbers that one chunk of a large product may hold: 128 MiB in float64.
+CHUNK = 2**24
 # Directions of a basis whose squared norm falls below this share of the largest are rounding error.
 SINGULAR = 1e-8
 # An eigenvalue below this share of the largest is not there.
@@ -16,43 +20,53 @@ def symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
 
 
-def unit_lower_factor(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """R = L D Lᵀ with unit lower L: returns L (g, k, k) and D (g, k).
+def unit_lower_factor(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """R + ridge = L D Lᵀ with unit lower L: returns L (g, k, k), D (g, k) and the ridge (g, 1).
 
-    A ridge of 1e-6 tr(R)/k is added, ten times more until the factorisation exists: R is positive
+    The ridge is 1e-6 tr(R)/k, or ten times more until the factorisation exists: R is positive
     semi-definite but for rounding, or the kernel is not.
     """
+    if not bool(matrix.isfinite().all()):
+        raise FloatingPointError(
+            "training diverged: the networks give NaN or infinite values; lower the learning rate, "
+            "and check the kernel and the network"
+        )
     scale = (
         matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs().clamp_min(torch.finfo(matrix.dtype).tiny)
     )
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     for exponent in range(-6, 1):
-        ridge = (10.0**exponent * scale)[:, None, None] * identity
-        factor, failed = torch.linalg.cholesky_ex(matrix + ridge)
+        ridge = (10.0**exponent * scale)[:, None]
+        factor, failed = torch.linalg.cholesky_ex(matrix + ridge[..., None] * identity)
         if not bool(failed.any()):
             break
     else:
         raise ValueError("ψᵀKψ is far from positive semi-definite: the kernel is indefinite")
     pivots = factor.diagonal(dim1=-2, dim2=-1)
-    return factor / pivots[:, None, :], pivots.square()
+    return factor / pivots[:, None, :], pivots.square(), ridge
 
 
-def rayleigh_ritz(overlap: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve A v = μ G v in the span of a basis: μ (g, k) descending and V (g, k, k) with VᵀGV = I.
+def orthonormalize(psi: Tensor, points: int) -> tuple[Tensor, Tensor]:
+    """Q = ΨT with QᵀQ = m·I from functions (g, r, k) on m points: returns Q and T (g, k, k).
 
-    G (overlap) may be singular: such directions are dropped, and as many pairs at the end are zero.
+    Functions may depend on each other: directions that are only rounding error become zero columns.
+    The singular values of Ψ itself keep twice the digits that the eigenvalues of ΨᵀΨ would.
     """
-    norms = overlap.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(overlap.dtype).tiny).rsqrt()
-    scaling = norms[:, :, None] * norms[:, None, :]
-    values, vectors = torch.linalg.eigh(symmetric(overlap * scaling))
-    kept = values > SINGULAR * values[:, -1:]
-    whitening = torch.where(kept, values.clamp_min(SINGULAR * values[:, -1:]).rsqrt(), 0.0)
-    basis = norms[:, :, None] * vectors * whitening[:, None, :]
-    eigenvalues, rotation = torch.linalg.eigh(symmetric(basis.mT @ energy @ basis))
-    # Dropped directions are exact zeros among the eigenvalues; true ones may be rounded below them.
-    order = eigenvalues.argsort(dim=-1, descending=True)
-    rotation = rotation.gather(-1, order[:, None, :].expand_as(rotation))
-    return eigenvalues.gather(-1, order), basis @ rotation
+    tiny = torch.finfo(psi.dtype).tiny
+    norms = psi.norm(dim=1, keepdim=True).clamp_min(tiny)
+    left, sizes, right = torch.linalg.svd(psi / norms, full_matrices=False)
+    kept = sizes.square() > SINGULAR * sizes[:, :1].square()
+    scale = math.sqrt(points)
+    inverse = torch.where(kept, scale / sizes.clamp_min(tiny), 0.0)
+    return left * (scale * kept.to(psi.dtype))[:, None, :], right.mT * inverse[
+        :, None, :
+    ] / norms.mT
+
+
+def descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (g, k), the largest first, and eigenvectors (g, k, k) of a symmetric matrix."""
+    values, vectors = torch.linalg.eigh(symmetric(matrix))
+    return values.flip(-1), vectors.flip(-1)
 
 
 def numerical_floor(largest: Tensor, mean_diagonal: Tensor, dtype: torch.dtype) -> Tensor:

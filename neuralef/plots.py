@@ -95,8 +95,9 @@ def figure2(result: dict[str, Any]) -> Figure:
             axes = figure.add_subplot(grid[row, column])
             _panel(axes, f"{KERNELS[name]}, n = {n}: top 3", "x")
             _top_three(axes, by_size[n])
-            if row == column == 0:
-                axes.legend(frameon=False, fontsize=7, loc="lower center")
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+    )
     _times(figure.add_subplot(grid[:, -1]), measured["seconds"])
     return figure
 
@@ -145,22 +146,25 @@ def all_functions(result: dict[str, Any]) -> Figure:
     return figure
 
 
-def error_bars(result: dict[str, Any]) -> Figure:
+def errors(result: dict[str, Any]) -> Figure:
     """Median errors of every eigenpair against the exact solution on the same sample."""
-    errors = result["measured"]["errors"]
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    for axes, (name, case) in zip(figure.subplots(1, 2), errors.items(), strict=True):
-        _panel(axes, f"{KERNELS[name]}: error 1 − |cos| (median over seeds)", "eigenpair j")
-        methods = [method for method in case["methods"] if method != "nystrom"]
-        width = 0.8 / len(methods)
-        for position, method in enumerate(methods):
-            values = np.maximum(case["methods"][method]["median"]["sample"], 1e-10)
-            places = np.arange(1, len(values) + 1) + (position - (len(methods) - 1) / 2) * width
-            axes.bar(places, values, width, color=COLORS[method], label=LABELS[method])
-        axes.set_yscale("log")
-        axes.set_ylim(1e-10, 2)
-        axes.set_xticks(range(1, len(values) + 1))
-        axes.legend(frameon=False, fontsize=8, loc="upper left")
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    cases = result["measured"]["errors"]
+    for axes, (name, case) in zip(figure.subplots(1, 2), cases.items(), strict=True):
+        n = result["config"]["error_size"]
+        _panel(axes, f"{KERNELS[name]}, n = {n}: median error 1 − |cos|", "eigenpair j")
+        for method in (method for method in case["methods"] if method != "nystrom"):
+            values = np.maximum(case["methods"][method]["median"]["sample"], 1e-12)
+            places = range(1, len(values) + 1)
+            axes.semilogy(places, values, "o-", color=COLORS[method], label=LABELS[method])
+        published = next(value for key, value in result["paper"].items() if "code" in key)[name]
+        label = "the authors' released code"
+        axes.semilogy(range(1, len(published) + 1), published, "x", color="0.4", label=label)
+        axes.set_ylim(5e-13, 3)
+        axes.set_xticks(places)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+    )
     return figure
 
 

@@ -9,6 +9,7 @@ import functools
 import inspect
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -66,6 +67,10 @@ def _encode(value: Any) -> Any:
         if description is None:
             raise _NotJsonError
         return {"module": description}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value)
     if isinstance(value, Tensor):
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, (list, tuple)):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from neuralef.certificate import Certificate, certify
 from neuralef.checks import check_alike, check_count, check_points
-from neuralef.gram import CHUNK, Gram
+from neuralef.gram import Gram
+from neuralef.linalg import CHUNK
 
 # Points evaluated at once: bounds the memory of hidden layers and of κ(x, Z).
 POINTS_AT_ONCE = 8192
@@ -61,7 +62,7 @@ class Spectrum(nn.Module):
         self.history = history or []
         self.validation: Certificate | None = None
         first = slice(None) if independent else 0
-        self.register_buffer("rotation", rotation.double()[first])
+        self.register_buffer("rotation", rotation.double()[first].contiguous())
         self.register_buffer("eigenvalues", eigenvalues.double()[first])
         self.register_buffer("residuals", residuals.double()[first])
         self.register_buffer("mean_diagonal", mean_diagonal.double()[first])
@@ -120,7 +121,7 @@ class Spectrum(nn.Module):
             raise ValueError(f"this spectrum holds {self.k} pairs, cannot keep {k}")
         parts = [self.rotation[..., :k], self.eigenvalues[..., :k], self.residuals[..., :k]]
         folded = [part if self.independent else part[None] for part in (*parts, self.mean_diagonal)]
-        return Spectrum(
+        fewer = Spectrum(
             self.network,
             folded[0],
             folded[1],
@@ -132,6 +133,8 @@ class Spectrum(nn.Module):
             self.solver,
             self.history,
         )
+        fewer.validation = None if self.validation is None else self.validation.truncate(k)
+        return fewer
 
     def certificate(self, gram: Gram) -> Certificate:
         """Judge the pairs on a Gram of fresh points, which training has not seen."""

@@ -18,11 +18,11 @@ class Positive:
     """A positive hyper-parameter, kept as its logarithm so that training leaves it positive.
 
     The trainable parameter is `log_<name>`, in float64; reading `<name>` gives its exponential.
-    `zero=True` also admits 0, which training then leaves at 0.
+    `zero=True` also admits 0, which training then leaves at 0; `vector=True` also a vector.
     """
 
-    def __init__(self, zero: bool = False) -> None:
-        self.zero = zero
+    def __init__(self, zero: bool = False, vector: bool = False) -> None:
+        self.zero, self.dimensions = zero, 1 if vector else 0
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -36,6 +36,9 @@ class Positive:
         if given.numel() == 0 or not bool((allowed & given.isfinite()).all()):
             bound = "at least 0" if self.zero else "positive"
             raise ValueError(f"{self.name} must be {bound} and finite, got {value}")
+        if given.ndim > self.dimensions:
+            wanted = "a number or one number per dimension" if self.dimensions else "one number"
+            raise ValueError(f"{self.name} must be {wanted}, got shape {tuple(given.shape)}")
         setattr(kernel, "log_" + self.name, nn.Parameter(given.log()))
 
 

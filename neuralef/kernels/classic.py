@@ -43,13 +43,11 @@ class VectorKernel(Kernel):
 class _Stationary(VectorKernel):
     """A function of the scaled difference of two points; κ(x, x) = 1."""
 
-    lengthscale = Positive()
+    lengthscale = Positive(vector=True)
 
     def __init__(self, lengthscale: float | Tensor = 1.0) -> None:
         super().__init__()
         self.lengthscale = lengthscale
-        if self.lengthscale.ndim > 1:
-            raise ValueError("lengthscale must be a number or one number per dimension")
 
     def scaled(self, x: Tensor) -> Tensor:
         """X in units of the lengthscale."""
@@ -168,8 +166,6 @@ class Periodic(_Stationary):
     def __init__(self, period: float = 1.0, lengthscale: float | Tensor = 1.0) -> None:
         super().__init__(lengthscale)
         self.period = period
-        if self.period.ndim != 0:
-            raise ValueError("period must be one number")
 
     def block(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The formula, on (n1, d) and (n2, d)."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_points
 from neuralef.kernels.base import Kernel, Positive
+from neuralef.linalg import CHUNK
 from neuralef.rebuild import rebuildable
 
 
@@ -18,6 +19,11 @@ def _check_same_outputs(first: Kernel, second: Kernel) -> None:
             f"kernels of {first.outputs} and {second.outputs} outputs, independent or joint, "
             "cannot be combined: give both the same outputs"
         )
+
+
+def _check_scalar(kernel: Kernel) -> None:
+    if kernel.outputs != 1 or kernel.independent:
+        raise ValueError(f"{type(kernel).__name__} has outputs of its own: give a scalar kernel")
 
 
 @rebuildable
@@ -93,24 +99,29 @@ class Centered(Kernel):
 
     def __init__(self, kernel: Kernel, x: Tensor) -> None:
         super().__init__()
-        if kernel.outputs != 1:
-            raise ValueError(f"only scalar kernels can be centred, got {kernel.outputs} outputs")
+        _check_scalar(kernel)
         self.kernel = kernel
         self.register_buffer("reference", check_points(x))
-        self._grand_mean: tuple[object, Tensor] | None = None
+        self._grand_mean: tuple[list[Tensor], Tensor] | None = None
 
     def _mean(self, x: Tensor) -> Tensor:
         reference = self.reference.to(x)
-        rows = max(1, 2**24 // len(reference))
+        rows = max(1, CHUNK // len(reference))
         return torch.cat([self.kernel(part, reference).mean(1) for part in x.split(rows)])
 
     def _mean_of_means(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.kernel.parameters()):
             return self._mean(self.reference.to(x)).mean()
-        state = (x.dtype, x.device, *(p._version for p in self.kernel.parameters()))
-        if self._grand_mean is None or self._grand_mean[0] != state:
+        state = [p.detach().clone() for p in self.kernel.parameters()]
+        if self._grand_mean is None or not self._unchanged(state, x):
             self._grand_mean = (state, self._mean(self.reference.to(x)).mean())
         return self._grand_mean[1]
+
+    def _unchanged(self, state: list[Tensor], x: Tensor) -> bool:
+        assert self._grand_mean is not None
+        before, mean = self._grand_mean
+        alike = (mean.dtype, mean.device) == (x.dtype, x.device)
+        return alike and all(map(torch.equal, before, state))
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
@@ -174,6 +185,7 @@ class Coregional(Kernel):
             or lowest < -1e-12 * covariance.diagonal().sum()
         ):
             raise ValueError("covariance must be symmetric and positive semi-definite")
+        _check_scalar(kernel)
         self.kernel = kernel
         self.register_buffer("covariance", covariance)
         self.outputs = len(covariance)
@@ -186,7 +198,8 @@ class Coregional(Kernel):
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point: (n, c)."""
         values = self.kernel.diagonal(x)
-        return values[:, None] * self.covariance.diagonal().to(values)
+        values = values[:, None] * self.covariance.diagonal().to(values)
+        return values[:, 0] if self.outputs == 1 else values
 
 
 @rebuildable
@@ -197,8 +210,10 @@ class Independent(Kernel):
 
     def __init__(self, *kernels: Kernel) -> None:
         super().__init__()
-        if not kernels or any(kernel.outputs != 1 for kernel in kernels):
-            raise ValueError("Independent needs one or more scalar kernels")
+        if not kernels:
+            raise ValueError("Independent needs one kernel for each output")
+        for kernel in kernels:
+            _check_scalar(kernel)
         self.kernels = nn.ModuleList(kernels)
         self.outputs = len(kernels)
 

@@ -59,14 +59,17 @@ class TrainingPoints(nn.Module):
         super().__init__()
         self.register_buffer("x", x)
         self.register_buffer("values", values)
-        self._position: dict[bytes, int] | None = None
+        self._position: tuple[torch.dtype, dict[bytes, int]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """The stored values at points that are training points, bit by bit."""
-        if self._position is None:  # at the first call, since loading replaces the buffers
-            self._position = {_key(point): i for i, point in enumerate(self.x.cpu())}
+        # made at the first call, since loading replaces the buffers, and again for another dtype
+        if self._position is None or self._position[0] != self.x.dtype:
+            places = {_key(point): i for i, point in enumerate(self.x.cpu())}
+            self._position = (self.x.dtype, places)
+        places = self._position[1]
         try:
-            index = [self._position[_key(point)] for point in x.detach().to(self.x.dtype).cpu()]
+            index = [places[_key(point)] for point in x.detach().to(self.x.dtype).cpu()]
         except KeyError:
             raise ValueError(
                 "this spectrum exists on its training points only, and x holds others: the Gram "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -53,7 +55,11 @@ class Solver(ABC):
 
     def settings(self) -> dict[str, Any]:
         """The solver's name and settings, as they go into files."""
-        return {"name": type(self).__name__, **dataclasses.asdict(self)}
+        values = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+        return {"name": type(self).__name__, **values}
 
 
 def check_problem(gram: Gram, k: int, validation: Gram | None) -> None:
@@ -89,7 +95,15 @@ def check_block(gram: Gram, generator: torch.Generator) -> None:
     if gap > 1e-4 * size:
         raise ValueError(f"the kernel is not symmetric: κ(x, x′) − κ(x′, x) reaches {gap:.3g}")
     values = torch.linalg.eigvalsh(block).reshape(gram.groups, -1)
-    check_definite(values, gram.dtype, f"a block of {len(index)} points")
+    check_definite(values, gram.precision, f"a block of {len(index)} points")
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line of the user's that called into the library, however deep we are."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("neuralef."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def make_spectrum(
@@ -108,22 +122,24 @@ def make_spectrum(
     Arguments come folded: rotation (g, m, k), eigenvalues and residuals (g, k), descending.
     """
     mean_diagonal = gram.mean_diagonal()
-    floor = numerical_floor(eigenvalues[:, 0], mean_diagonal, gram.dtype)
+    floor = numerical_floor(eigenvalues[:, 0], mean_diagonal, gram.precision)
     there = eigenvalues > floor[:, None]
     rank = int(there.sum(-1).max())
     if rank == 0:
         raise ValueError("the kernel vanishes on the data: it has no positive eigenvalue")
     if rank < solver.k:
-        warnings.warn(
+        warn_user(
             f"found {rank} eigenpairs of the {solver.k} asked for: the others are below "
-            f"{floor.max():.1e}, the numerical zero of this kernel in {gram.dtype}",
-            stacklevel=3,
+            f"{floor.max():.1e}, the numerical zero of this kernel in {gram.precision}"
         )
+    # Without refinement the pairs are not sorted, and one that is not there may stand between
+    # others.
+    kept = int(there.any(0).nonzero().max()) + 1
     spectrum = Spectrum(
         network,
-        (rotation * there[:, None, :])[..., :rank],
-        torch.where(there, eigenvalues, 0.0)[:, :rank],
-        torch.where(there, residuals, torch.nan)[:, :rank],
+        torch.where(there[:, None, :], rotation, 0.0)[..., :kept],
+        torch.where(there, eigenvalues, 0.0)[:, :kept],
+        torch.where(there, residuals, torch.nan)[:, :kept],
         mean_diagonal,
         gram.x[:1],
         gram.outputs,

@@ -6,6 +6,7 @@ checkpoint goes on exactly where it stopped.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -28,6 +29,7 @@ from neuralef.solvers.base import Callback
 # (g, k).
 Cotangent = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
+RESUMED = ("history", "step", "seconds", "best", "best_step")
 RECORDS = 100  # of the history, over a whole run
 CHECKPOINT_SECONDS = 30.0
 
@@ -93,6 +95,7 @@ class _State:
         self.history: list[dict[str, Any]] = []
         self.step = 0
         self.seconds = 0.0
+        self.best, self.best_step = -1e300, 0  # of early stopping
 
     def tensors(self) -> dict[str, Tensor]:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
@@ -110,7 +113,8 @@ class _State:
                 optimizer["state"].setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict(optimizer)
         self.averages.copy_(tensors["averages"])
-        self.history, self.step, self.seconds = header["history"], header["step"], header["seconds"]
+        for name in RESUMED:
+            setattr(self, name, header[name])
 
 
 def train(
@@ -125,37 +129,29 @@ def train(
 ) -> tuple[Tensor, list[dict[str, Any]]]:
     """Train the network in place; returns averaged eigenvalues (g, functions) and the history."""
     state = _State(network, training, gram, functions)
-    path = None if checkpoint is None else Path(checkpoint)
-    fingerprint = _fingerprint(gram, network, training, settings)
-    if path is not None:
-        check_writable(path.parent)
-        if path.exists():
-            _resume(state, path, fingerprint)
+    saving = None if checkpoint is None else _Checkpoint(Path(checkpoint), gram, state, settings)
     batches = Batches(len(gram), training.batch_size, training.seed, gram.device)
     every = max(1, training.steps // RECORDS)
-    stopping = _Patience(training.patience)
     network.train()
-    saved = start = time.perf_counter()
-    elapsed = state.seconds
+    start = time.perf_counter() - state.seconds
     with _progress(training, state.step) as advance:
-        while state.step < training.steps:
+        while state.step < training.steps and not _impatient(state, training):
             estimates = _step(
                 state, gram[batches[state.step]], cotangent, training.rate(state.step)
             )
             weight = 1.0 if state.step == 0 else 1 - training.decay
             state.averages.lerp_(estimates, weight)
             state.step += 1
-            state.seconds = elapsed + time.perf_counter() - start
+            state.seconds = time.perf_counter() - start
             if state.step % every == 0 or state.step == training.steps:
                 record = _record(state, training)
                 advance(record)
-                if (callback is not None and callback(record)) or stopping.reached(state):
+                if callback is not None and callback(record):
                     break
-            if path is not None and time.perf_counter() - saved > CHECKPOINT_SECONDS:
-                _save(state, path, fingerprint)
-                saved = time.perf_counter()
-    if path is not None:
-        _save(state, path, fingerprint)
+            if saving is not None and saving.due():
+                saving.write()
+    if saving is not None:
+        saving.write()
     network.eval()
     return state.averages, state.history
 
@@ -187,59 +183,65 @@ def _record(state: _State, training: Training) -> dict[str, Any]:
         "eigenvalues": values.tolist() if len(values) > 1 else values[0].tolist(),
     }
     state.history.append(record)
+    score = float(values.clamp_min(VANISHING * float(values.max())).log().mean())
+    if score > state.best + 1e-3:
+        state.best, state.best_step = score, state.step
     return record
 
 
-class _Patience:
+def _impatient(state: _State, training: Training) -> bool:
     """Early stopping: no gain of 0.1 % in the mean log eigenvalue for so many steps."""
-
-    def __init__(self, patience: int | None) -> None:
-        self.patience, self.best, self.since = patience, -math.inf, 0
-
-    def reached(self, state: _State) -> bool:
-        if self.patience is None:
-            return False
-        values = state.averages
-        score = float(values.clamp_min(VANISHING * float(values.max())).log().mean())
-        if score > self.best + 1e-3:
-            self.best, self.since = score, state.step
-        return state.step - self.since >= self.patience
+    return training.patience is not None and state.step - state.best_step >= training.patience
 
 
-def _fingerprint(
-    gram: Gram, network: nn.Module, training: Training, settings: dict[str, Any]
-) -> dict[str, Any]:
-    shapes = {name: list(value.shape) for name, value in network.state_dict().items()}
+class _Checkpoint:
+    """The file of a run: taken up if it is there, refused if it is of another run."""
+
+    def __init__(self, path: Path, gram: Gram, state: _State, settings: dict[str, Any]) -> None:
+        self.path, self.state = path, state
+        self.fingerprint = _fingerprint(gram, state.network, settings)
+        check_writable(path.parent)
+        if path.exists():
+            self._resume()
+        self.written = time.perf_counter()
+
+    def _resume(self) -> None:
+        header, tensors = read_tensors(self.path, CHECKPOINT)
+        there, here = header["fingerprint"], self.fingerprint
+        if there != here:
+            differing = [key for key in here if there.get(key) != here[key]]
+            raise ValueError(
+                f"the checkpoint {self.path} is of another run: {', '.join(differing)} differ; "
+                "give this run a checkpoint of its own, or remove the file"
+            )
+        self.state.restore(header, tensors)
+
+    def due(self) -> bool:
+        return time.perf_counter() - self.written > CHECKPOINT_SECONDS
+
+    def write(self) -> None:
+        resumed = {name: getattr(self.state, name) for name in RESUMED}
+        header = {"fingerprint": self.fingerprint, **resumed}
+        write_tensors(self.path, CHECKPOINT, header, self.state.tensors())
+        self.written = time.perf_counter()
+
+
+def _fingerprint(gram: Gram, network: nn.Module, settings: dict[str, Any]) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that takes it up."""
+    some = gram.x[:: max(1, len(gram) // 1000)]
+    with torch.no_grad():
+        block = gram[:8].to_dense()
+    settings = {name: value for name, value in settings.items() if name != "progress"}
     return {
         "settings": json.loads(json.dumps(settings)),
-        "points": list(gram.x.shape),
-        "dtype": str(gram.dtype),
-        "first": gram.x[0].flatten()[:8].tolist(),
-        "network": shapes,
+        "points": [*gram.x.shape, str(gram.dtype), float(gram.x.double().sum()), _digest(some)],
+        "kernel": _digest(block),
+        "network": {name: list(value.shape) for name, value in network.state_dict().items()},
     }
 
 
-def _save(state: _State, path: Path, fingerprint: dict[str, Any]) -> None:
-    header = {
-        "fingerprint": fingerprint,
-        "history": state.history,
-        "step": state.step,
-        "seconds": state.seconds,
-    }
-    write_tensors(path, CHECKPOINT, header, state.tensors())
-
-
-def _resume(state: _State, path: Path, fingerprint: dict[str, Any]) -> None:
-    header, tensors = read_tensors(path, CHECKPOINT)
-    if header["fingerprint"] != fingerprint:
-        differing = [
-            key for key in fingerprint if header["fingerprint"].get(key) != fingerprint[key]
-        ]
-        raise ValueError(
-            f"the checkpoint {path} is of another run: {', '.join(differing)} differ; "
-            "give this run a checkpoint of its own, or remove the file"
-        )
-    state.restore(header, tensors)
+def _digest(values: Tensor) -> str:
+    return hashlib.sha256(values.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 @contextmanager

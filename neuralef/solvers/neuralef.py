@@ -139,7 +139,8 @@ def paper_cotangent(psi: Tensor, k_psi: Tensor, points: int) -> tuple[Tensor, Te
     k_psi = k_psi / points**2
     R = symmetric(psi.mT @ k_psi)
     energies = R.diagonal(dim1=-2, dim2=-1)
-    penalty = torch.triu(R / energies[:, :, None], diagonal=1)
+    safe = energies.clamp_min(torch.finfo(R.dtype).tiny)  # a function that died stays at zero
+    penalty = torch.triu(R / safe[:, :, None], diagonal=1)
     return -2 * (k_psi - k_psi @ penalty), energies
 
 
@@ -151,9 +152,9 @@ def exact_cotangent(psi: Tensor, k_psi: Tensor, points: int) -> tuple[Tensor, Te
     by many decades.
     """
     k_psi = k_psi / points**2
-    lower, pivots = unit_lower_factor(symmetric(psi.mT @ k_psi))
+    lower, pivots, ridge = unit_lower_factor(symmetric(psi.mT @ k_psi))
     deflated = torch.linalg.solve_triangular(lower, k_psi.mT, upper=False, unitriangular=True).mT
-    return -2 * deflated / pivots[:, None, :], pivots
+    return -2 * deflated / pivots[:, None, :], (pivots - ridge).clamp_min(0)
 
 
 COTANGENTS: dict[str, Cotangent] = {"exact": exact_cotangent, "paper": paper_cotangent}

@@ -50,7 +50,7 @@ class Nystrom(Solver):
         super().__post_init__()
         check_choice(self.method, "method", ("auto", "dense", "lanczos"))
         if self.landmarks is not None:
-            check_count(self.landmarks, "landmarks", least=self.k)
+            check_count(self.landmarks, "landmarks")
 
     def solve(
         self,
@@ -70,6 +70,7 @@ class Nystrom(Solver):
                 raise ValueError(f"{self.landmarks} landmarks asked of {len(gram)} points")
             index = torch.randperm(len(gram), generator=generator)[: self.landmarks]
             gram = gram[index.sort().values.to(gram.device)]
+            check_problem(gram, self.k, validation)
         check_block(gram, generator)
         dense = self.method == "dense" or (self.method == "auto" and gram.rows <= DENSE_ROWS)
         find = top_dense if dense else top_lanczos
@@ -108,11 +109,11 @@ def top_dense(gram: Gram, k: int, _: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def _refuse_indefinite(dense: Tensor, top: Tensor, gram: Gram) -> None:
     """Cholesky of K + tolerance exists unless K is indefinite, and costs less than its spectrum."""
-    tolerance = torch.finfo(gram.dtype).eps ** 0.6 * top[:, 0].clamp_min(0)
+    tolerance = torch.finfo(gram.precision).eps ** 0.6 * top[:, 0].clamp_min(0)
     identity = torch.eye(gram.rows, dtype=dense.dtype)
     _, failed = torch.linalg.cholesky_ex(dense + tolerance[:, None, None] * identity)
     if bool(failed.any()):
-        check_definite(torch.linalg.eigvalsh(dense), gram.dtype, "the kernel matrix")
+        check_definite(torch.linalg.eigvalsh(dense), gram.precision, "the kernel matrix")
 
 
 def top_lanczos(gram: Gram, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

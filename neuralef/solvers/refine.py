@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.gram import FeatureGram, Gram
-from neuralef.linalg import check_definite, rayleigh_ritz
+from neuralef.linalg import check_definite, descending_eigh, orthonormalize
 from neuralef.spectrum import POINTS_AT_ONCE
 
 
@@ -25,20 +25,20 @@ def refinement_points(gram: Gram, limit: int, generator: torch.Generator) -> Gra
 
 
 def refine(gram: Gram, network: nn.Module, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Solve A v = μ G v with G = ΨᵀΨ/m and A = ΨᵀKΨ/m² on the m points of a Gram.
+    """Solve ΨᵀKΨ/m² v = μ ΨᵀΨ/m v on the m points of a Gram, through an orthonormal basis.
 
     Returns eigenvalues (g, k), the rotation (g, functions, k), and residuals ‖Kψ_j/m − μ_jψ_j‖/μ_j
     (g, k).
     """
     m = len(gram)
-    psi = gram.fold(evaluate(network, gram.x)).double()
+    basis, transform = orthonormalize(gram.fold(evaluate(network, gram.x)).double(), m)
     with torch.no_grad():
-        k_psi = gram.product(psi) / m
-    energy = psi.mT @ k_psi / m
-    eigenvalues, rotation = rayleigh_ritz(psi.mT @ psi / m, energy)
-    check_definite(eigenvalues, gram.dtype, "the refinement")
+        image = gram.product(basis) / m
+    eigenvalues, rotation = descending_eigh(basis.mT @ image / m)
+    check_definite(eigenvalues, gram.precision, "the refinement")
     eigenvalues, rotation = eigenvalues[:, :k], rotation[..., :k]
-    return eigenvalues, rotation, residual_norms(psi, k_psi, eigenvalues, rotation)
+    residuals = residual_norms(basis, image, eigenvalues, rotation)
+    return eigenvalues, transform @ rotation, residuals
 
 
 def residual_norms(psi: Tensor, k_psi: Tensor, eigenvalues: Tensor, rotation: Tensor) -> Tensor:

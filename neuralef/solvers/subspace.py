@@ -6,7 +6,6 @@ N. Halko, P.-G. Martinsson and J. Tropp, SIAM Review 53, 2011.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +14,14 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_count, check_positive
 from neuralef.gram import FeatureGram, Gram
-from neuralef.linalg import check_definite, symmetric
+from neuralef.linalg import VANISHING, check_definite, descending_eigh
 from neuralef.solvers.base import (
     Callback,
     Solver,
     check_block,
     check_problem,
     refuse_training_arguments,
+    warn_user,
 )
 from neuralef.solvers.nystrom import exact_spectrum
 from neuralef.spectrum import Spectrum
@@ -79,9 +79,9 @@ class Subspace(Solver):
         n = len(gram)
         if gram.rows <= DENSE_SIDE:
             dense = gram.to_dense().double().reshape(gram.groups, gram.rows, gram.rows)
-            values, vectors = torch.linalg.eigh(symmetric(dense))
-            check_definite(values, gram.dtype, "the kernel matrix")
-            values, vectors = values.flip(-1)[:, : self.k], vectors.flip(-1)[..., : self.k]
+            values, vectors = descending_eigh(dense)
+            check_definite(values, gram.precision, "the kernel matrix")
+            values, vectors = values[:, : self.k], vectors[..., : self.k]
         else:
             values, vectors = self._top(
                 gram.product, gram.groups, gram.rows, generator, gram.device
@@ -96,16 +96,16 @@ class Subspace(Solver):
         scale = s * len(gram)
         if s <= DENSE_SIDE:
             covariance = sum(chunk.mT @ chunk for chunk in gram.chunks(torch.float64))
-            values, vectors = torch.linalg.eigh(symmetric(torch.as_tensor(covariance)))
-            values, vectors = values.flip(-1), vectors.flip(-1)
+            values, vectors = descending_eigh(torch.as_tensor(covariance))
         else:
             values, vectors = self._top(
                 lambda w: gram.project(gram.expand(w)), gram.groups, s, generator, gram.device
             )
         k = min(self.k, s)
         values, vectors = values[:, :k].clamp_min(0), vectors[..., :k]
-        rows = gram.expand(vectors) / (values / len(gram)).clamp_min(1e-300).sqrt()[:, None]
-        return values / scale, rows
+        # ψ = ΦV/√(s μ) with s μ = values/n; what ΦᵀΦ has not got stays zero
+        inverse = torch.where(values > VANISHING * values[:, :1], (values / len(gram)).rsqrt(), 0.0)
+        return values / scale, gram.expand(vectors) * inverse[:, None]
 
     def _top(
         self,
@@ -122,17 +122,15 @@ class Subspace(Solver):
         basis = torch.linalg.qr(basis.to(device)).Q
         for _ in range(self.iterations):
             image = multiply(basis)
-            values, rotation = torch.linalg.eigh(symmetric(basis.mT @ image))
-            values, rotation = values.flip(-1), rotation.flip(-1)
+            values, rotation = descending_eigh(basis.mT @ image)
             vectors, images = basis @ rotation, image @ rotation
             residual = (images - vectors * values[:, None])[..., : self.k].norm(dim=1)
             if bool((residual <= self.tolerance * values[:, :1]).all()):
                 break
             basis = torch.linalg.qr(images).Q
         else:
-            warnings.warn(
+            warn_user(
                 f"subspace iteration stopped after {self.iterations} products with a residual of "
-                f"{float((residual / values[:, :1]).max()):.1e} μ₁; raise iterations or tolerance",
-                stacklevel=4,
+                f"{float((residual / values[:, :1]).max()):.1e} μ₁; raise iterations or tolerance"
             )
         return values[:, : self.k], vectors[..., : self.k]

@@ -1,0 +1,214 @@
+import copy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from cases import GRAMS, POINTS, SOLVERS, K, each
+from truth import points
+
+import neuralef as nef
+from neuralef import DenseGram
+from neuralef.kernels import RBF, Centered, Function, Linear, Polynomial
+
+PAIRS = [
+    pytest.param(solver, gram, id=f"{solver.id}-{gram.id}") for solver in SOLVERS for gram in GRAMS
+]
+# A dense matrix has no formula for new points: there only networks give functions everywhere.
+EVERYWHERE = [pair for pair in PAIRS if not (pair.values[0].exact and "dense" in pair.id)]
+CROSSED = pytest.mark.parametrize(("solver", "gram_case"), PAIRS)
+
+
+@cache
+def solved(solver, gram_case):
+    """Shared between tests, which must not change it."""
+    gram = gram_case.make(points(POINTS))
+    return gram, solver.make(K).solve(gram)
+
+
+@CROSSED
+def test_shapes_and_order(solver, gram_case):
+    gram, spectrum = solved(solver, gram_case)
+    groups = (gram.groups,) if gram.independent else ()
+    scalar = gram.outputs == 1 and not gram.independent
+    outputs = () if scalar else (gram.outputs,)
+    assert spectrum.eigenvalues.shape == spectrum.residuals.shape == (*groups, K)
+    assert spectrum.mean_diagonal.shape == spectrum.explained_trace.shape == groups
+    assert spectrum(gram.x[:7]).shape == spectrum.features(gram.x[:7]).shape == (7, *outputs, K)
+    assert (spectrum.k, spectrum.rank) == (K, K)
+    values = spectrum.eigenvalues
+    assert bool((values[..., :-1] >= values[..., 1:]).all())
+    assert bool((values > 0).all())
+
+
+@CROSSED
+def test_functions_are_orthonormal_on_the_training_points(solver, gram_case):
+    gram, spectrum = solved(solver, gram_case)
+    rows = gram.fold(spectrum(gram.x)).detach()
+    overlaps = rows.mT @ rows / len(gram)
+    torch.testing.assert_close(
+        overlaps, torch.eye(K).double().expand_as(overlaps), rtol=0, atol=1e-8
+    )
+
+
+@CROSSED
+def test_features_and_kernel_are_the_pairs(solver, gram_case):
+    gram, spectrum = solved(solver, gram_case)
+    a, b = gram.x[:6], gram.x[4:9]
+    psi_a, psi_b = (gram.fold(spectrum(part)).detach() for part in (a, b))
+    mu = spectrum.eigenvalues.reshape(gram.groups, 1, K)
+    expected = (psi_a * mu) @ psi_b.mT
+    found = spectrum.kernel(a, b).detach()
+    torch.testing.assert_close(found, expected if gram.independent else expected[0])
+    features = gram.fold(spectrum.features(a)).detach()
+    torch.testing.assert_close(features, psi_a * mu.sqrt())
+
+
+@CROSSED
+def test_explained_trace_is_the_share_of_the_dense_trace(solver, gram_case):
+    gram, spectrum = solved(solver, gram_case)
+    dense = gram.to_dense().detach()
+    trace = dense.diagonal(dim1=-2, dim2=-1).sum(-1) / len(gram)
+    torch.testing.assert_close(spectrum.explained_trace, spectrum.eigenvalues.sum(-1) / trace)
+    assert bool((spectrum.explained_trace <= 1 + 1e-12).all())
+
+
+@CROSSED
+def test_residuals_are_those_of_the_dense_matrix(solver, gram_case):
+    gram, spectrum = solved(solver, gram_case)
+    psi = gram.fold(spectrum(gram.x)).detach()
+    mu = spectrum.eigenvalues.reshape(gram.groups, 1, K)
+    gap = gram.product(psi).detach() / len(gram) - psi * mu
+    expected = gap.square().sum(1).div(len(gram)).sqrt() / mu[:, 0]
+    found = spectrum.residuals.reshape(gram.groups, K)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@CROSSED
+def test_truncation_keeps_the_first_pairs(solver, gram_case):
+    gram, spectrum = solved(solver, gram_case)
+    fewer = spectrum.truncate(2)
+    assert torch.equal(fewer.eigenvalues, spectrum.eigenvalues[..., :2])
+    torch.testing.assert_close(fewer(gram.x), spectrum(gram.x)[..., :2])
+    assert fewer.rank == 2
+    with pytest.raises(ValueError, match="cannot keep 4"):
+        spectrum.truncate(4)
+    with pytest.raises(ValueError, match="at least 1"):
+        spectrum.truncate(0)
+
+
+@pytest.mark.parametrize(("solver", "gram_case"), EVERYWHERE)
+def test_gradient_in_the_points_is_the_finite_difference(solver, gram_case):
+    _, spectrum = solved(solver, gram_case)
+    x = points(3, seed=9).requires_grad_()
+    assert torch.autograd.gradcheck(spectrum, x, rtol=1e-3, atol=1e-6)
+
+
+@CROSSED
+def test_result_holds_no_graph_and_can_be_copied(solver, gram_case):
+    gram, spectrum = solved(solver, gram_case)
+    assert not [name for name, value in spectrum.named_buffers() if value.requires_grad]
+    twin = copy.deepcopy(spectrum)
+    assert torch.equal(twin(gram.x), spectrum(gram.x))
+
+
+def test_result_of_a_kernel_with_a_trainable_diagonal_holds_no_graph():
+    gram = Polynomial().gram(points(POINTS))
+    for case in SOLVERS:
+        spectrum = case.make(K).solve(gram)
+        assert not spectrum.mean_diagonal.requires_grad, case.id
+        certificate = spectrum.certificate(Polynomial().gram(points(20, seed=5)))
+        assert not certificate.explained_trace.requires_grad, case.id
+
+
+@CROSSED
+def test_points_in_parts_give_the_same_values(solver, gram_case, monkeypatch):
+    gram, spectrum = solved(solver, gram_case)
+    whole = spectrum(gram.x)
+    monkeypatch.setattr("neuralef.spectrum.POINTS_AT_ONCE", 7)
+    torch.testing.assert_close(spectrum(gram.x), whole)
+
+
+@CROSSED
+def test_points_that_do_not_fit_are_refused(solver, gram_case):
+    _, spectrum = solved(solver, gram_case)
+    for bad in (points(3, 5), points(3).float(), points(3)[0], points(3) / 0, points(0)):
+        with pytest.raises(ValueError, match=r"\w{3}"):
+            spectrum(bad)
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.float64])
+@each(SOLVERS)
+def test_a_spectrum_moves_to_the_other_precision(case, first):
+    other = torch.float64 if first == torch.float32 else torch.float32
+    x = points(POINTS, dtype=first)
+    spectrum = case.make(K).solve(RBF().gram(x))
+    before = spectrum(x).detach()
+    after = spectrum.to(other)(x.to(other)).detach()
+    assert after.dtype == other
+    torch.testing.assert_close(after.to(first), before, rtol=1e-3, atol=1e-3)
+
+
+def test_values_on_training_points_move_to_the_other_precision():
+    x = points(POINTS)
+    spectrum = nef.Nystrom(K).solve(DenseGram(x, RBF()(x, x).detach()))
+    before = spectrum(x)
+    after = spectrum.to(torch.float32)(x.float())
+    torch.testing.assert_close(after.double(), before, rtol=1e-5, atol=1e-5)
+
+
+def test_the_network_can_be_fine_tuned():
+    x = points(POINTS)
+    spectrum = nef.NeuralEF(K, steps=20).solve(RBF().gram(x))
+    spectrum(x).square().mean().backward()
+    gradients = [parameter.grad for parameter in spectrum.network.parameters()]
+    assert gradients
+    assert all(gradient is not None for gradient in gradients)
+    assert any(float(gradient.abs().max()) > 0 for gradient in gradients)
+
+
+def test_an_exact_spectrum_outlives_its_kernel():
+    x, kernel = points(POINTS), RBF()
+    spectrum = nef.Nystrom(K).solve(kernel.gram(x))
+    before = spectrum(x)
+    kernel.lengthscale = 5.0
+    assert torch.equal(spectrum(x), before)
+    assert not spectrum(x).requires_grad
+
+
+def test_a_centred_kernel_has_functions_of_mean_zero():
+    x = points(POINTS)
+    spectrum = nef.Nystrom(K).solve(RBF().centered(x).gram(x))
+    assert spectrum(x).mean(0).abs().max() < 1e-10
+    torch.testing.assert_close(
+        spectrum.eigenvalues, nef.Nystrom(K).solve(Centered(RBF(), x).gram(x)).eigenvalues
+    )
+
+
+def test_linear_eigenfunctions_are_linear():
+    x = points(POINTS)
+    spectrum = nef.Nystrom(2).solve(Linear().gram(x))
+    fresh = points(5, seed=4)
+    torch.testing.assert_close(spectrum(3 * fresh), 3 * spectrum(fresh))
+
+
+def test_mercer_sum_of_all_pairs_is_the_kernel():
+    x, fresh = points(POINTS), points(9, seed=3)
+    spectrum = nef.Nystrom(POINTS).solve(RBF(0.3).gram(x))
+    np.testing.assert_allclose(
+        spectrum.kernel(fresh, x).detach(), RBF(0.3)(fresh, x).detach(), atol=1e-6
+    )
+
+
+def test_the_result_prints_its_rank_and_eigenvalues():
+    spectrum = nef.Nystrom(K).solve(RBF().gram(points(POINTS)))
+    assert "rank=3" in repr(spectrum)
+    assert f"{float(spectrum.eigenvalues[0]):.4g}" in repr(spectrum)
+
+
+def test_settings_of_the_solver_travel_with_the_result():
+    solver = nef.Nystrom(2, seed=5)
+    spectrum = solver.solve(Function(lambda a, b: a @ b.T).gram(points(POINTS)))
+    assert spectrum.solver == {
+        "name": "Nystrom", "k": 2, "landmarks": None, "method": "auto", "seed": 5,
+    }  # fmt: skip
