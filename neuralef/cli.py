@@ -116,7 +116,11 @@ def fit(
         degree=degree, bias=bias, activation=activation, depth=depth, center=center, solver=solver,
         steps=steps, batch_size=batch_size, held_out=held_out, array=array, dtype=dtype, seed=seed,
     )  # fmt: skip
-    result = study.run(settings, out, device=device, progress=False if show_json else None)
+    try:
+        result = study.run(settings, out, device=device, progress=False if show_json else None)
+    except KeyboardInterrupt:
+        print("interrupted; repeat the command to go on from the last checkpoint", file=sys.stderr)
+        raise typer.Exit(130) from None
     _finish(result, show_json, [*tables.fit(result), f"written to {out}"])
 
 
@@ -160,6 +164,7 @@ def reproduce(
     preset: Annotated[str, typer.Option(help="quick, or paper for the full scale.")] = "quick",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None,
     device: Device = "cpu",
+    seed: Seed = 0,
     overwrite: Overwrite = False,
     show_json: Json = False,
 ) -> None:
@@ -175,7 +180,7 @@ def reproduce(
     _check_device(device)
     from neuralef import tables
 
-    result = studies[study].run(folder, preset, device, report=_report(show_json))
+    result = studies[study].run(folder, preset, device, seed, report=_report(show_json))
     _finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])
 
 
@@ -222,6 +227,3 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted; repeat the command to go on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)

@@ -24,6 +24,10 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}g}"
 
 
+def _power(value: float) -> str:
+    return f"{max(value, 0):.0e}".replace("e-0", "e-").replace("e+00", "")
+
+
 def _interval(certificate: dict[str, Any], j: int) -> str:
     low, high = certificate["low"][j], certificate["high"][j]
     return "not certifiable" if low is None else f"{low:.3g} … {high:.3g}"
@@ -86,7 +90,7 @@ def classic(result: dict[str, Any]) -> Iterator[Table | str]:
         methods = {m: c["median"]["sample"] for m, c in case["methods"].items() if m != "nystrom"}
         pairs = max(len(values) for values in methods.values())
         rows = [
-            (method, *(f"{max(v, 0):.0e}" for v in values), *[""] * (pairs - len(values)))
+            (method, *(_power(v) for v in values), *[""] * (pairs - len(values)))
             for method, values in methods.items()
         ]
         title = f"{name}: error against the same-sample exact solution, median over seeds"

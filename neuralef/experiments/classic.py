@@ -114,12 +114,14 @@ def compare(
     return eigenfunction_error(found, exact, weights)
 
 
-def measure_errors(problem: Problem, preset: Preset, device: str, report: Report) -> dict[str, Any]:
+def measure_errors(
+    problem: Problem, preset: Preset, device: str, first_seed: int, report: Report
+) -> dict[str, Any]:
     """Eigenfunction and eigenvalue errors of every method and pair, over seeds."""
     nodes, weights = legendre(problem.low, problem.high)
     truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, preset.k)
     rows: dict[str, list[dict[str, Any]]] = {}
-    for seed in range(preset.seeds):
+    for seed in range(first_seed, first_seed + preset.seeds):
         x = problem.sample(preset.error_size, seed)
         exact, seconds = solve_quietly(Nystrom(preset.k), problem, x)
         sampling = compare(exact, truth, nodes, weights)
@@ -155,13 +157,15 @@ def _medians(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     }
 
 
-def measure_curves(problem: Problem, preset: Preset, n: int, device: str) -> dict[str, Any]:
+def measure_curves(
+    problem: Problem, preset: Preset, n: int, device: str, seed: int
+) -> dict[str, Any]:
     """The eigenfunctions of every method on a grid, signs turned to those of the truth."""
     grid = torch.linspace(problem.low, problem.high, 101, dtype=torch.float64)[:, None]
     truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, preset.k)
-    x = problem.sample(n, seed=0)
+    x = problem.sample(n, seed)
     spectra = {"nystrom": solve_quietly(Nystrom(preset.k), problem, x)[0]}
-    for name, solver in neural_solvers(preset, seed=0).items():
+    for name, solver in neural_solvers(preset, seed).items():
         spectra[name] = solve_quietly(solver, problem, x.float().to(device))[0].to("cpu")
     with torch.no_grad():
         reference = truth(grid)
@@ -180,13 +184,15 @@ def _rounded(values: Tensor) -> list[list[float]]:
     return [[round(value, 4) for value in row] for row in values.tolist()]
 
 
-def measure_times(problem: Problem, preset: Preset, device: str, report: Report) -> dict[str, Any]:
+def measure_times(
+    problem: Problem, preset: Preset, device: str, seed: int, report: Report
+) -> dict[str, Any]:
     """Seconds to solve against n; Nyström until a cubic forecast passes the preset's limit."""
     seconds: dict[str, dict[str, float]] = {}
     forecast = 0.0
     for n in preset.time_sizes:
-        x = problem.sample(n, seed=0).float().to(device)
-        solvers = neural_solvers(preset, seed=0)
+        x = problem.sample(n, seed).float().to(device)
+        solvers = neural_solvers(preset, seed)
         if forecast <= preset.nystrom_limit:
             solvers["nystrom"] = Nystrom(preset.k, method="dense")
         for name, solver in solvers.items():
@@ -201,7 +207,11 @@ def measure_times(problem: Problem, preset: Preset, device: str, report: Report)
 
 
 def run(
-    out: Path, preset: str = "quick", device: str = "cpu", report: Report = lambda line: None
+    out: Path,
+    preset: str = "quick",
+    device: str = "cpu",
+    seed: int = 0,
+    report: Report = lambda line: None,
 ) -> dict[str, Any]:
     """The whole study into the folder `out`: result.json and its figures."""
     from neuralef import plots
@@ -209,17 +219,17 @@ def run(
     settings = PRESETS[preset]
     measured: dict[str, Any] = {"errors": {}, "curves": {}}
     for problem in PROBLEMS:
-        measured["errors"][problem.name] = measure_errors(problem, settings, device, report)
+        measured["errors"][problem.name] = measure_errors(problem, settings, device, seed, report)
         measured["curves"][problem.name] = {
-            str(n): measure_curves(problem, settings, n, device) for n in settings.curve_sizes
+            str(n): measure_curves(problem, settings, n, device, seed) for n in settings.curve_sizes
         }
-    measured["seconds"] = measure_times(PROBLEMS[1], settings, device, report)
+    measured["seconds"] = measure_times(PROBLEMS[1], settings, device, seed, report)
     paper = {"figure": "2 and C.1", "published code, n = 1024, median of 5 seeds": PUBLISHED}
     result = write_result(
         out,
         "classic",
         preset=preset,
-        config=asdict(settings),
+        config=asdict(settings) | {"seed": seed},
         measured=measured,
         paper=paper,
         device=device,

@@ -1,0 +1,57 @@
+"""Every example in a docstring and in the README runs."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import neuralef
+
+ROOT = Path(__file__).parent.parent
+MODULES = [
+    name
+    for _, name, _ in pkgutil.walk_packages(neuralef.__path__, "neuralef.")
+    if not name.startswith("neuralef.benchmarks")
+]
+PUBLIC = [
+    getattr(room, name)
+    for room in (neuralef, neuralef.kernels, neuralef.networks)
+    for name in room.__all__
+    if inspect.isclass(getattr(room, name))
+]
+
+
+@pytest.mark.parametrize("name", ["neuralef", *MODULES])
+def test_docstring_examples(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("thing", PUBLIC, ids=lambda thing: thing.__name__)
+def test_public_names_are_documented(thing):
+    assert thing.__doc__
+    for name, member in vars(thing).items():
+        if inspect.isfunction(member) and not name.startswith("_"):
+            assert member.__doc__, f"{thing.__name__}.{name}"
+
+
+def test_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_the_readme_names_commands_that_exist():
+    from neuralef.cli import app
+
+    commands = {command.callback.__name__ for command in app.registered_commands}
+    named = set(
+        re.findall(r"^neuralef (\w+)", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    )
+    assert named
+    assert named <= commands
