@@ -38,7 +38,7 @@ def test_quadrature_solves_the_integral_equation(problem):
         psi, block = truth(x), problem.kernel(x, x)
     torch.testing.assert_close(psi.T @ (weights[:, None] * psi), torch.eye(truth.k).double())
     image = block @ (weights[:, None] * psi)
-    # rounding of 1e-16 μ₁ over the smallest gap, 5e-7 μ₁, leaves a trace of ψ₁ in the last functions
+    # rounding, 1e-16 μ₁, over the smallest gap, 1e-6 μ₁, leaves a trace of ψ₁ in the last functions
     torch.testing.assert_close(image, psi * truth.eigenvalues, atol=1e-10, rtol=1e-7)
 
 
