@@ -83,7 +83,8 @@ def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def check_positive(value: float, name: str) -> None:
+def check_positive(value: float, name: str) -> float:
     """A finite number above zero."""
     if isinstance(value, bool) or not (isinstance(value, Real) and 0 < value < float("inf")):
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    return float(value)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, check_count
+from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.networks.normalization import L2BatchNorm
 from neuralef.rebuild import rebuildable
 
@@ -94,6 +94,7 @@ class _MLP(_Standardized):
         independent: bool,
         seed: int | None,
         shared: bool,
+        bandwidth: float = 1.0,
     ) -> None:
         super().__init__(inputs)
         self.k, self.outputs = check_count(k, "k"), check_count(outputs, "outputs")
@@ -105,6 +106,9 @@ class _MLP(_Standardized):
         layers = list(pairwise(sizes))
         self.weights = nn.ParameterList([_uniform((stack, i, o), i, generator) for i, o in layers])
         self.biases = nn.ParameterList([_uniform((stack, 1, o), i, generator) for i, o in layers])
+        if activation == "sincos" and hidden:
+            exponents = torch.rand(stack, 1, width, generator=generator)
+            self.weights[0].data *= check_positive(bandwidth, "bandwidth") ** exponents
         self.activation = _Activation(activation, width)
         self.normalization = L2BatchNorm(k, outputs, independent)
 
@@ -123,8 +127,9 @@ class _MLP(_Standardized):
 class StackedMLP(_MLP):
     """k MLPs with weights of their own; activations are "sincos", "relu", "gelu" and "erf".
 
-    With `depth` linear layers and the paper's mixture of sin and cos. (n, inputs) ↦ (n, k), or (n,
-    c, k).
+    With `depth` linear layers and the paper's mixture of sin and cos, whose frequencies start
+    spread evenly in scale from 1 to `bandwidth`, so that functions that oscillate a lot are in
+    reach; 1 is the paper's own start. (n, inputs) ↦ (n, k), or (n, c, k).
 
     >>> StackedMLP(inputs=2, k=10, seed=0)(torch.randn(64, 2)).shape
     torch.Size([64, 10])
@@ -139,10 +144,11 @@ class StackedMLP(_MLP):
         activation: str = "sincos",
         outputs: int = 1,
         independent: bool = False,
+        bandwidth: float = 8.0,
         seed: int | None = None,
     ) -> None:
         super().__init__(
-            inputs, k, width, depth, activation, outputs, independent, seed, shared=False
+            inputs, k, width, depth, activation, outputs, independent, seed, False, bandwidth
         )
 
 
@@ -167,6 +173,4 @@ class SharedMLP(_MLP):
         independent: bool = False,
         seed: int | None = None,
     ) -> None:
-        super().__init__(
-            inputs, k, width, depth, activation, outputs, independent, seed, shared=True
-        )
+        super().__init__(inputs, k, width, depth, activation, outputs, independent, seed, True)
