@@ -14,7 +14,6 @@ from neuralef.gram import KernelGram
 from neuralef.networks.default import default_network
 from neuralef.solvers import NeuralEF, Nystrom
 from neuralef.solvers.loop import train
-from neuralef.solvers.neuralef import exact_cotangent
 
 SIZES = (1_000, 1_000_000)
 
@@ -27,7 +26,8 @@ def _gram(n: int, device: str) -> KernelGram:
 def _train(gram: KernelGram, steps: int) -> None:
     solver = NeuralEF(10, steps=steps, progress=False)
     network = default_network(gram, 16, seed=0)
-    train(gram, network, exact_cotangent, solver.training(), 16, solver.settings())
+    objective = solver.objective(network, gram)
+    train(gram, network, objective, solver.training(), 16, solver.settings())
 
 
 def step_time(device: str) -> dict[str, Any]:

@@ -24,10 +24,7 @@ from neuralef.files import CHECKPOINT, check_writable, read_tensors, write_tenso
 from neuralef.gram import Gram
 from neuralef.linalg import VANISHING
 from neuralef.solvers.base import Callback
-
-# cotangent(psi, k_psi, points) → the gradient of the loss in ψ, and estimates of the eigenvalues
-# (g, k).
-Cotangent = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+from neuralef.solvers.objective import Objective
 
 RESUMED = ("history", "step", "seconds", "best", "best_step")
 RECORDS = 100  # of the history, over a whole run
@@ -84,8 +81,15 @@ class Batches:
 class _State:
     """What a checkpoint holds: network, optimiser, moving averages, history, and the next step."""
 
-    def __init__(self, network: nn.Module, training: Training, gram: Gram, functions: int) -> None:
-        self.network = network
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: Objective,
+        training: Training,
+        gram: Gram,
+        functions: int,
+    ) -> None:
+        self.network, self.objective = network, objective
         self.optimizer = torch.optim.Adam(
             network.parameters(),
             lr=training.learning_rate,
@@ -99,28 +103,37 @@ class _State:
 
     def tensors(self) -> dict[str, Tensor]:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        for name, value in self.objective.state_dict().items():
+            named[f"objective.{name}"] = value
         for number, state in self.optimizer.state_dict()["state"].items():
             named |= {f"optimizer.{number}.{key}": value for key, value in state.items()}
         return named | {"averages": self.averages}
 
     def restore(self, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        names = [name.removeprefix("network.") for name in tensors if name.startswith("network.")]
-        self.network.load_state_dict({name: tensors[f"network.{name}"] for name in names})
+        self.network.load_state_dict(_under("network.", tensors))
+        self.objective.load_state_dict(_under("objective.", tensors))
         optimizer = self.optimizer.state_dict()
-        for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                _, number, key = name.split(".")
-                optimizer["state"].setdefault(int(number), {})[key] = value
+        for name, value in _under("optimizer.", tensors).items():
+            number, key = name.split(".")
+            optimizer["state"].setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict(optimizer)
         self.averages.copy_(tensors["averages"])
         for name in RESUMED:
             setattr(self, name, header[name])
 
 
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
 def train(
     gram: Gram,
     network: nn.Module,
-    cotangent: Cotangent,
+    objective: Objective,
     training: Training,
     functions: int,
     settings: dict[str, Any],
@@ -128,7 +141,7 @@ def train(
     checkpoint: str | Path | None = None,
 ) -> tuple[Tensor, list[dict[str, Any]]]:
     """Train the network in place; returns averaged eigenvalues (g, functions) and the history."""
-    state = _State(network, training, gram, functions)
+    state = _State(network, objective.to(gram.device), training, gram, functions)
     saving = None if checkpoint is None else _Checkpoint(Path(checkpoint), gram, state, settings)
     batches = Batches(len(gram), training.batch_size, training.seed, gram.device)
     every = max(1, training.steps // RECORDS)
@@ -136,9 +149,7 @@ def train(
     start = time.perf_counter() - state.seconds
     with _progress(training, state.step) as advance:
         while state.step < training.steps and not _impatient(state, training):
-            estimates = _step(
-                state, gram[batches[state.step]], cotangent, training.rate(state.step)
-            )
+            estimates = _step(state, gram[batches[state.step]], training.rate(state.step))
             weight = 1.0 if state.step == 0 else 1 - training.decay
             state.averages.lerp_(estimates, weight)
             state.step += 1
@@ -156,13 +167,8 @@ def train(
     return state.averages, state.history
 
 
-def _step(state: _State, block: Gram, cotangent: Cotangent, rate: float) -> Tensor:
-    psi = state.network(block.x)
-    with torch.no_grad():
-        # float64: at 1e-6 of the largest eigenvalue, float32 products drown the small functions.
-        rows = block.fold(psi).double()
-        gradient, estimates = cotangent(rows, block.product(rows), len(block))
-    psi.backward(block.unfold(gradient).to(psi.dtype))
+def _step(state: _State, block: Gram, rate: float) -> Tensor:
+    estimates = state.objective.backward(state.network, block)
     state.optimizer.param_groups[0]["lr"] = rate
     state.optimizer.step()
     state.optimizer.zero_grad()
