@@ -16,15 +16,18 @@ NORMAL_95 = 1.96
 CERTIFIABLE = 0.5
 # Points whose own c × c blocks are read off one dense block.
 POINTS_PER_BLOCK = 16
+LEAST_POINTS = 3
 PER_PAIR = ("eigenvalues", "estimates", "low", "high", "certifiable")
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Eigenpairs judged on fresh points: estimates of the eigenvalues under q, 95 % intervals.
+    """Eigenpairs judged on fresh points: their Rayleigh quotients under q, with 95 % intervals.
 
-    Tensors are (k,), or (c, k) for independent outputs; `estimates`, `low` and `high` are NaN where
-    `certifiable` is False: there the noise of m points, about trace/√m, hides the pair.
+    A quotient is the eigenvalue if the function is the eigenfunction, and smaller in sum if not:
+    functions that are far off show as quotients far below the claim. Tensors are (k,), or (c, k)
+    for independent outputs; `estimates`, `low` and `high` are NaN where `certifiable` is False:
+    there the noise of m points hides the pair. `explained_trace` counts the certifiable pairs.
     """
 
     points: int
@@ -39,7 +42,8 @@ class Certificate:
     def truncate(self, k: int) -> Certificate:
         """The certificate of the first k pairs."""
         first = {name: getattr(self, name)[..., :k] for name in PER_PAIR}
-        share = first["eigenvalues"].sum(-1) / self.eigenvalues.sum(-1)
+        kept, whole = (values.nansum(-1) for values in (first["estimates"], self.estimates))
+        share = torch.where(whole > 0, kept / whole, 0.0)
         return Certificate(
             points=self.points,
             overlaps=self.overlaps[..., :k, :k],
@@ -57,13 +61,16 @@ class Certificate:
 
     def __str__(self) -> str:
         lines = [f"certificate on {self.points} fresh points (95 % intervals)"]
+        k = self.eigenvalues.shape[-1]
         flat = [value.flatten().tolist() for value in (self.eigenvalues, self.low, self.high)]
-        for j, (claimed, low, high) in enumerate(zip(*flat, strict=True)):
+        for position, (claimed, low, high) in enumerate(zip(*flat, strict=True)):
+            output, j = divmod(position, k)
+            name = f"{j + 1:3d}" if self.eigenvalues.ndim == 1 else f"output {output + 1}, {j + 1}"
             told = f"[{low:.4g}, {high:.4g}]" if low == low else "not certifiable at this size"
-            lines.append(f"  {j + 1:3d}  {claimed:12.5g}  {told}")
+            lines.append(f"  {name}  {claimed:12.5g}  {told}")
         overlap = off_diagonal(self.overlaps).max()
         share = ", ".join(f"{value:.4f}" for value in self.explained_trace.flatten().tolist())
-        lines.append(f"  largest overlap {overlap:.3g}, explained share of the trace {share}")
+        lines.append(f"  largest overlap {overlap:.3g}, certified share of the trace {share}")
         return "\n".join(lines)
 
 
@@ -89,16 +96,16 @@ def certify(gram: Gram, psi: Tensor, eigenvalues: Tensor) -> Certificate:
     standard error.
     """
     m = len(gram)
-    if m < 3:
-        raise ValueError(f"a certificate needs at least 3 fresh points, got {m}")
+    if m < LEAST_POINTS:
+        raise ValueError(f"a certificate needs at least {LEAST_POINTS} fresh points, got {m}")
     rows = gram.fold(psi.detach()).double()
     with torch.no_grad():
         images = gram.product(rows) - _same_point(gram, rows)
     estimates, half = _deflated_quotients(rows, images, m)
     certifiable = half < CERTIFIABLE * estimates
     overlaps = rows.mT @ rows / m
-    claimed = eigenvalues.reshape(gram.groups, -1).double()
-    explained = claimed.sum(-1) / gram.mean_diagonal()
+    certified = torch.where(certifiable, estimates, 0.0)
+    explained = certified.sum(-1) / gram.mean_diagonal()
 
     def shown(values: Tensor) -> Tensor:
         values = torch.where(certifiable, values, torch.nan)

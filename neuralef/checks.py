@@ -14,8 +14,9 @@ def check_points(x: Any, name: str = "x") -> Tensor:
     """x as a float32 or float64 tensor of finite points; other dtypes become float32."""
     if not isinstance(x, Tensor):
         try:
-            # numpy's reversed views, which torch does not take, become plain arrays
-            x = torch.as_tensor(np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)
+            if isinstance(x, np.ndarray):  # torch takes neither reversed views nor foreign bytes
+                x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
+            x = torch.as_tensor(x)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"{name} must be a tensor or an array of numbers, got {type(x).__name__}"

@@ -26,14 +26,27 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and
 Overwrite = Annotated[bool, typer.Option(help="Replace the result of an earlier run.")]
 
 
-def _open_run(folder: Path, overwrite: bool = True) -> None:
-    """Refuse a folder that cannot be written or holds a result, before any work."""
+def _leave_earlier(folder: Path, experiment: str, overwrite: bool) -> None:
+    """Refuse a folder that holds the result of an earlier run, unless told to replace it.
+
+    A demo or a benchmark may replace its own.
+    """
+    from neuralef.experiments.record import read_result
+
+    if overwrite or not (folder / "result.json").exists():
+        return
+    if experiment in ("demo", "bench") and read_result(folder)["experiment"] == experiment:
+        return
+    raise ValueError(
+        f"{folder} holds the result of an earlier run: choose another or pass --overwrite"
+    )
+
+
+def _open_run(folder: Path, experiment: str, overwrite: bool) -> None:
+    """Refuse a folder that holds a result or cannot be written, before any work."""
     from neuralef.files import check_writable
 
-    if not overwrite and (folder / "result.json").exists():
-        raise ValueError(
-            f"{folder} holds the result of an earlier run: choose another or pass --overwrite"
-        )
+    _leave_earlier(folder, experiment, overwrite)
     check_writable(folder)
 
 
@@ -60,10 +73,14 @@ def _finish(result: dict[str, Any], show_json: bool, lines: Any) -> None:
 
 @app.command()
 def demo(
-    out: Out = Path("demo"), device: Device = "cpu", seed: Seed = 0, show_json: Json = False
+    out: Out = Path("demo"),
+    device: Device = "cpu",
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
+    show_json: Json = False,
 ) -> None:
     """Solve two kernels, check them against the exact answer, draw and save them."""
-    _open_run(out)
+    _open_run(out, "demo", overwrite)
     _check_device(device)
     from neuralef import tables
     from neuralef.experiments import demo as study
@@ -83,18 +100,22 @@ def fit(
     ] = "rbf",
     k: Annotated[int, typer.Option(help="How many eigenpairs.")] = 10,
     lengthscale: Annotated[
-        str, typer.Option(help="A number, or auto: the median distance.")
-    ] = "auto",
-    nu: Annotated[float, typer.Option(help="Smoothness of matern: 0.5, 1.5, 2.5.")] = 1.5,
-    period: Annotated[float, typer.Option(help="Period of periodic.")] = 1.0,
-    degree: Annotated[int, typer.Option(help="Degree of polynomial.")] = 4,
-    bias: Annotated[float, typer.Option(help="Bias of polynomial.")] = 1.5,
-    activation: Annotated[str, typer.Option(help="relu or erf, of mlpgp and mlpntk.")] = "relu",
-    depth: Annotated[int, typer.Option(help="Linear layers of mlpgp and mlpntk.")] = 3,
+        float | None, typer.Option(help="Of rbf, matern and periodic [the median distance; 1].")
+    ] = None,
+    nu: Annotated[float | None, typer.Option(help="Of matern: 0.5, 1.5 or 2.5 [1.5].")] = None,
+    period: Annotated[float | None, typer.Option(help="Of periodic [1].")] = None,
+    degree: Annotated[int | None, typer.Option(help="Of polynomial [4].")] = None,
+    bias: Annotated[float | None, typer.Option(help="Of polynomial [1.5].")] = None,
+    activation: Annotated[
+        str | None, typer.Option(help="Of mlpgp and mlpntk: relu or erf [relu].")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(help="Linear layers of mlpgp and mlpntk [3].")
+    ] = None,
     center: Annotated[bool, typer.Option(help="Centre the kernel: kernel PCA.")] = False,
     solver: Annotated[str, typer.Option(help="neuralef, nystrom or subspace.")] = "neuralef",
-    steps: Annotated[int, typer.Option(help="Training steps of neuralef.")] = 2000,
-    batch_size: Annotated[int, typer.Option(help="Points in a training step.")] = 256,
+    steps: Annotated[int | None, typer.Option(help="Of neuralef [2000].")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Of neuralef [256].")] = None,
     held_out: Annotated[
         float, typer.Option(help="Share of the points kept for the certificate.")
     ] = 0.1,
@@ -106,7 +127,7 @@ def fit(
     show_json: Json = False,
 ) -> None:  # fmt: skip
     """Find the top eigenpairs of a kernel on your data; repeated, an interrupted run goes on."""
-    _open_run(out, overwrite)
+    _leave_earlier(out, "fit", overwrite)
     _check_device(device)
     from neuralef import tables
     from neuralef.experiments import fit as study
@@ -176,7 +197,7 @@ def reproduce(
     check_choice(study, "study", tuple(studies))
     check_choice(preset, "preset", tuple(studies[study].PRESETS))
     folder = out or Path("runs") / f"{study}-{preset}"
-    _open_run(folder, overwrite)
+    _open_run(folder, study, overwrite)
     _check_device(device)
     from neuralef import tables
 
@@ -189,11 +210,12 @@ def bench(
     only: Annotated[str | None, typer.Option(help="Run one benchmark by its name.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for result.json.")] = None,
     device: Device = "cpu",
+    overwrite: Overwrite = False,
     show_json: Json = False,
 ) -> None:
     """Measure speed as ratios in one run, the plain version beside ours."""
     if out is not None:
-        _open_run(out)
+        _open_run(out, "bench", overwrite)
     _check_device(device)
     from neuralef import tables
 

@@ -121,36 +121,36 @@ def load(
     """
     path = Path(path)
     header, tensors = read_tensors(path, SPECTRUM)
+    given = {"network": network, "kernel": kernel, "feature_map": feature_map}
+    try:
+        module = _network(path, header, tensors, given)
+        return _assemble(module, header, tensors).to(device)
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"{path} is damaged, or what was passed does not fit it: {type(error).__name__} {error}"
+        ) from error
+
+
+def _assemble(module: nn.Module, header: dict[str, Any], tensors: dict[str, Tensor]) -> Spectrum:
     certificate = {
         name.removeprefix(VALIDATION): tensors.pop(name)
         for name in list(tensors)
         if name.startswith(VALIDATION)
     }
-    given = {"network": network, "kernel": kernel, "feature_map": feature_map}
-    module = _network(path, header, tensors, given)
-    missing = {*BUFFERS, "example"} - set(tensors)
-    if missing:
-        raise ValueError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
-    parts = {name: tensors[name] for name in BUFFERS}
     independent = header["independent"]
     spectrum = Spectrum(
         module,
-        **{name: part if independent else part[None] for name, part in parts.items()},
+        **{name: tensors[name] if independent else tensors[name][None] for name in BUFFERS},
         example=tensors["example"],
         outputs=header["outputs"],
         independent=independent,
         solver=header["solver"],
         history=header["history"],
     )
-    try:
-        spectrum.load_state_dict(tensors, assign=True)
-    except RuntimeError as error:
-        raise ValueError(
-            f"the tensors in {path} do not fit {type(module).__name__}: {error}"
-        ) from error
+    spectrum.load_state_dict(tensors, assign=True)
     if certificate:
         spectrum.validation = Certificate(points=header["validation_points"], **certificate)
-    return spectrum.to(device)
+    return spectrum
 
 
 def _network(
@@ -158,7 +158,10 @@ def _network(
 ) -> nn.Module:
     """The module of a file: rebuilt from its description, or made around what the user passes."""
     if header["network"] is not None:
-        return rebuild(header["network"])
+        try:
+            return rebuild(header["network"])
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
     kind = header["network_class"]
     needed = {"KernelFeatures": "kernel", "FeatureMap": "feature_map"}.get(kind, "network")
     part = given[needed]

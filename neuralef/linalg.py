@@ -9,10 +9,11 @@ from torch import Tensor
 
 # The most numbers that one chunk of a large product may hold: 128 MiB in float64.
 CHUNK = 2**24
-# Directions of a basis whose squared norm falls below this share of the largest are rounding error.
-SINGULAR = 1e-8
 # An eigenvalue below this share of the largest is not there.
 VANISHING = 1e-9
+# Rounding may push an eigenvalue of K/n below zero by about the error of one value of κ; this many
+# times as much leaves room for kernels that are computed carelessly.
+TOLERATED = 100
 
 
 def symmetric(matrix: Tensor) -> Tensor:
@@ -49,13 +50,15 @@ def unit_lower_factor(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def orthonormalize(psi: Tensor, points: int) -> tuple[Tensor, Tensor]:
     """Q = ΨT with QᵀQ = m·I from functions (g, r, k) on m points: returns Q and T (g, k, k).
 
-    Functions may depend on each other: directions that are only rounding error become zero columns.
-    The singular values of Ψ itself keep twice the digits that the eigenvalues of ΨᵀΨ would.
+    Functions may depend on each other: directions that are mostly rounding error, below ε^⅔ of the
+    largest for the ε of Ψ's dtype, become zero columns. Q and T are in float64.
     """
+    noise = torch.finfo(psi.dtype).eps ** (2 / 3)
+    psi = psi.double()
     tiny = torch.finfo(psi.dtype).tiny
     norms = psi.norm(dim=1, keepdim=True).clamp_min(tiny)
     left, sizes, right = torch.linalg.svd(psi / norms, full_matrices=False)
-    kept = sizes.square() > SINGULAR * sizes[:, :1].square()
+    kept = sizes > noise * sizes[:, :1]
     scale = math.sqrt(points)
     inverse = torch.where(kept, scale / sizes.clamp_min(tiny), 0.0)
     return left * (scale * kept.to(psi.dtype))[:, None, :], right.mT * inverse[
@@ -69,19 +72,18 @@ def descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values.flip(-1), vectors.flip(-1)
 
 
-def numerical_floor(largest: Tensor, mean_diagonal: Tensor, dtype: torch.dtype) -> Tensor:
+def numerical_floor(largest: Tensor, rounding: Tensor) -> Tensor:
     """Below this an eigenvalue is not there: 1e-9 μ₁, or the rounding of a kernel value."""
-    return torch.maximum(VANISHING * largest, torch.finfo(dtype).eps * mean_diagonal)
+    return torch.maximum(VANISHING * largest, rounding)
 
 
-def check_definite(values: Tensor, dtype: torch.dtype, where: str) -> None:
-    """Refuse an indefinite kernel, given eigenvalues (g, …) of its matrix in any order."""
+def check_definite(values: Tensor, rounding: Tensor, where: str) -> None:
+    """Refuse an indefinite kernel, given eigenvalues (g, …) of its K/n in any order."""
     largest, smallest = values.amax(-1), values.amin(-1)
-    tolerance = torch.finfo(dtype).eps ** 0.6 * largest.clamp_min(0)
-    if bool((smallest < -tolerance).any()):
+    if bool((smallest < -TOLERATED * rounding).any()):
         raise ValueError(
             f"the kernel is indefinite: {where} has the eigenvalue {smallest.min():.3g} beside "
             f"{largest.max():.3g}; eigenfunctions need a positive semi-definite kernel"
         )
-    if not bool((largest > 0).all()):
+    if not bool((largest > rounding).all()):
         raise ValueError(f"the kernel vanishes on the data: {where} has no positive eigenvalue")

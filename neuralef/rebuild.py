@@ -53,10 +53,7 @@ def describe(module: nn.Module) -> dict[str, Any] | None:
 
 def rebuild(description: dict[str, Any]) -> nn.Module:
     """The module that `describe` described, its tensors yet to be loaded."""
-    try:
-        cls = _CLASSES[description["class"]]
-    except KeyError:
-        raise ValueError(f"unknown class {description.get('class')!r} in the file") from None
+    cls = _CLASSES[description["class"]]
     args = [_decode(value) for value in description["args"]]
     return cls(*args, **{name: _decode(value) for name, value in description["kwargs"].items()})
 

@@ -138,6 +138,10 @@ class Spectrum(nn.Module):
 
     def certificate(self, gram: Gram) -> Certificate:
         """Judge the pairs on a Gram of fresh points, which training has not seen."""
+        if not isinstance(gram, Gram):
+            raise TypeError(
+                f"a certificate needs a Gram of fresh points, got {type(gram).__name__}"
+            )
         if (gram.outputs, gram.independent) != (self.outputs, self.independent):
             raise ValueError(
                 f"the spectrum has {self.outputs} outputs, the Gram {gram.outputs} "

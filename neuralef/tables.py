@@ -81,6 +81,7 @@ def fit(result: dict[str, Any]) -> Iterator[Table | str]:
         f"{measured['explained_trace']:.2%} of the trace explained; "
         f"{measured['points']} points, {measured['seconds']:.1f} s"
     )
+    yield from (f"note: {note}" for note in measured["notes"])
 
 
 def classic(result: dict[str, Any]) -> Iterator[Table | str]:

@@ -55,7 +55,8 @@ def test_demo_keeps_its_promises(neuralef, tmp_path):
 
 @pytest.mark.parametrize("solver", ["neuralef", "nystrom", "subspace"])
 def test_fit_transform_show(neuralef, table, tmp_path, solver):
-    words = ("--solver", solver, "--k", 4, "--steps", 100, "-o", "run", "--json")
+    steps = ("--steps", 100) if solver == "neuralef" else ()
+    words = ("--solver", solver, "--k", 4, *steps, "-o", "run", "--json")
     code, out, _ = neuralef("fit", "x.npy", *words)
     assert code == 0
     measured = json.loads(out)["measured"]
@@ -133,6 +134,8 @@ def broken_files(folder):
     (folder / "file").write_text("")
     np.save(folder / "nan.npy", np.array([[1.0, np.nan], [0.0, 1.0]]))
     np.save(folder / "none.npy", np.empty((0, 3)))
+    np.save(folder / "huge.npy", np.full((9, 2), 1e300))
+    (folder / "half.csv").write_text("1,2,NA\n3,4,5\n")
     np.save(folder / "words.npy", np.array([["a", "b"]]))
     np.savez(folder / "two.npz", a=np.ones((4, 2)), b=np.ones((4, 2)))
     (folder / "other").mkdir()
@@ -159,7 +162,11 @@ def broken_files(folder):
         ("fit x.npy --kernel cosine -o run", "kernel must be one of"),
         ("fit x.npy --solver magic -o run", "solver must be one of"),
         ("fit x.npy --lengthscale 0 -o run", "lengthscale must be positive"),
-        ("fit x.npy --lengthscale wide -o run", "a number or auto"),
+        ("fit x.npy --kernel linear --lengthscale 2 -o run", "linear takes no --lengthscale"),
+        ("fit x.npy --solver nystrom --batch-size 7 -o run", "nystrom takes no --batch-size"),
+        ("fit half.csv -o run", "cannot read half.csv"),
+        ("fit huge.npy -o run", "pass --dtype float64"),
+        ("transform run x.npy -o file/f.npy", "cannot write into"),
         ("fit x.npy --kernel matern --nu 1 -o run", "nu must be"),
         ("fit x.npy --held-out 1 -o run", "held_out"),
         ("fit x.npy --dtype float16 -o run", "dtype must be"),
@@ -181,7 +188,7 @@ def test_mistakes_end_in_one_line(neuralef, table, tmp_path, words, says):
     assert says in errors
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
-    assert not (tmp_path / "run/result.json").exists()
+    assert not list(tmp_path.glob("run/*"))
 
 
 def test_an_earlier_result_is_left_alone(neuralef, table, tmp_path):
@@ -194,6 +201,20 @@ def test_an_earlier_result_is_left_alone(neuralef, table, tmp_path):
     assert (tmp_path / "run/result.json").read_bytes() == before
     assert neuralef(*words, "--k", 3, "--overwrite")[0] == 0
     assert (tmp_path / "run/result.json").read_bytes() != before
+
+
+def test_a_demo_replaces_no_other_result(neuralef, table, tmp_path):
+    assert neuralef("fit", "x.npy", "--solver", "nystrom", "-o", "run")[0] == 0
+    code, _, errors = neuralef("demo", "-o", "run")
+    assert code == 2
+    assert "--overwrite" in errors
+
+
+def test_what_fit_does_by_itself_is_told(neuralef, table):
+    words = ("--solver", "nystrom", "--k", 3, "--held-out", 0.01, "-o", "run")
+    code, out, _ = neuralef("fit", "x.npy", *words)
+    assert code == 0
+    assert "no certificate" in out
 
 
 def test_the_rank_is_told(neuralef, table):

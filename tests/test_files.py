@@ -102,7 +102,7 @@ def test_a_network_of_the_users_own_is_passed_to_load(tmp_path):
     with pytest.raises(ValueError, match="network=…"):
         nef.load(tmp_path / "s")
     assert_same_file(spectrum, nef.load(tmp_path / "s", network=Sine()), x)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="does not fit"):
         nef.load(tmp_path / "s", network=nn.Linear(2, 5, dtype=torch.float64))
 
 

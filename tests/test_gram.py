@@ -47,7 +47,8 @@ def test_gram_agrees_with_the_dense_matrix(case):
 
 @each(GRAMS)
 def test_products_in_small_chunks_are_the_same(case, monkeypatch):
-    monkeypatch.setattr(neuralef.gram, "CHUNK", 100)
+    monkeypatch.setattr(neuralef.gram.kernel, "CHUNK", 100)
+    monkeypatch.setattr(neuralef.gram.feature, "CHUNK", 100)
     x = points(POINTS)
     assert_like_dense(case.make(x), case.twin(x.numpy()))
 
@@ -109,7 +110,7 @@ def test_functions_on_another_device_are_refused(case):
 
 
 def test_a_large_kernel_gram_never_evaluates_a_block_beyond_the_chunk(monkeypatch):
-    monkeypatch.setattr(neuralef.gram, "CHUNK", 2**17)
+    monkeypatch.setattr(neuralef.gram.kernel, "CHUNK", 2**17)
     n, largest = 8_000, []
 
     def rank_one(a, b):

@@ -59,7 +59,7 @@ def test_lanczos_takes_over_above_the_dense_size(monkeypatch):
     gram = RBF().gram(points(POINTS))
     dense = nef.Nystrom(K).solve(gram).eigenvalues
     monkeypatch.setattr(neuralef.solvers.nystrom, "DENSE_ROWS", 10)
-    monkeypatch.delattr(neuralef.solvers.nystrom, "top_dense")
+    monkeypatch.delattr(neuralef.solvers.nystrom, "dense_pairs")
     torch.testing.assert_close(nef.Nystrom(K).solve(gram).eigenvalues, dense)
 
 

@@ -55,12 +55,17 @@ def _from_csv(path: Path) -> np.ndarray:
         first = file.readline().strip()
     if not first:
         raise ValueError("the file is empty")
+    # A header has no number at all: a row such as "1,2,NA" is bad data, not a header.
+    header = not any(map(_is_number, first.split(",")))
+    return np.loadtxt(path, delimiter=",", skiprows=int(header), ndmin=2, encoding="utf-8-sig")
+
+
+def _is_number(cell: str) -> bool:
     try:
-        [float(cell) for cell in first.split(",")]
-        header = 0
+        float(cell)
     except ValueError:
-        header = 1
-    return np.loadtxt(path, delimiter=",", skiprows=header, ndmin=2, encoding="utf-8-sig")
+        return False
+    return True
 
 
 def _from_parquet(path: Path) -> np.ndarray:

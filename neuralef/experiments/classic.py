@@ -21,7 +21,6 @@ from neuralef.experiments.quadrature import legendre, quadrature_spectrum
 from neuralef.experiments.record import write_figure, write_result
 from neuralef.kernels import RBF, Kernel, Polynomial
 from neuralef.metrics import eigenfunction_error
-from neuralef.networks import StackedMLP
 from neuralef.solvers import NeuralEF, Nystrom, Solver
 from neuralef.spectrum import Spectrum
 
@@ -95,22 +94,13 @@ def neural_solvers(preset: Preset, seed: int, progress: bool | None = False) -> 
     }
 
 
-def paper_network(x: Tensor, k: int, seed: int) -> StackedMLP:
-    """The paper's: k MLPs of three layers and width 32, half sin and half cos."""
-    network = StackedMLP(x.shape[1], k, width=32, depth=3, bandwidth=1.0, seed=seed)
-    return network.to(x)
-
-
 def solve_quietly(solver: Solver, problem: Problem, x: Tensor) -> tuple[Spectrum, float]:
     """The spectrum and the seconds; that the polynomial has rank 5 needs no warning each time."""
     gram = problem.kernel.gram(x)
-    network = None
-    if isinstance(solver, NeuralEF) and solver.deflation == "paper":
-        network = paper_network(gram.x, solver.k, solver.seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="found .* eigenpairs")
         start = time.perf_counter()
-        spectrum = solver.solve(gram, network)
+        spectrum = solver.solve(gram)
         return spectrum, time.perf_counter() - start
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,88 +11,94 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuralef.certificate import plain
-from neuralef.checks import check_choice, check_count, check_points, check_positive
+from neuralef.certificate import LEAST_POINTS, plain
+from neuralef.checks import check_choice, check_count, check_points
 from neuralef.data.tables import check_table_name, read_table, write_table
 from neuralef.experiments.record import write_figure, write_result
-from neuralef.files import load
+from neuralef.files import check_writable, load
 from neuralef.kernels import MLPGP, MLPNTK, RBF, Kernel, Linear, Matern, Periodic, Polynomial
 from neuralef.solvers import NeuralEF, Nystrom, Solver, Subspace
 from neuralef.spectrum import Spectrum
 
-KERNELS = ("rbf", "matern", "periodic", "linear", "polynomial", "mlpgp", "mlpntk")
-SOLVERS = ("neuralef", "nystrom", "subspace")
+# What each kernel takes, by the names of its constructor; all else is refused.
+KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
+    "rbf": (RBF, ("lengthscale",)),
+    "matern": (Matern, ("nu", "lengthscale")),
+    "periodic": (Periodic, ("period", "lengthscale")),
+    "linear": (Linear, ()),
+    "polynomial": (Polynomial, ("degree", "bias")),
+    "mlpgp": (MLPGP, ("activation", "depth")),
+    "mlpntk": (MLPNTK, ("activation", "depth")),
+}
+SOLVERS: dict[str, tuple[Callable[..., Solver], tuple[str, ...]]] = {
+    "neuralef": (NeuralEF, ("steps", "batch_size")),
+    "nystrom": (Nystrom, ()),
+    "subspace": (Subspace, ()),
+}
 # Points from which the automatic lengthscale and the means of a centred kernel are taken.
 REFERENCE_POINTS = 2000
+# The most held-out points that a certificate is computed on.
+CERTIFICATE_POINTS = 8192
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What `neuralef fit` was asked for."""
+    """What `neuralef fit` was asked for; None stands for the default of the kernel or solver."""
 
     data: str
     kernel: str = "rbf"
     k: int = 10
-    lengthscale: str = "auto"
-    nu: float = 1.5
-    period: float = 1.0
-    degree: int = 4
-    bias: float = 1.5
-    activation: str = "relu"
-    depth: int = 3
+    lengthscale: float | None = None
+    nu: float | None = None
+    period: float | None = None
+    degree: int | None = None
+    bias: float | None = None
+    activation: str | None = None
+    depth: int | None = None
     center: bool = False
     solver: str = "neuralef"
-    steps: int = 2000
-    batch_size: int = 256
+    steps: int | None = None
+    batch_size: int | None = None
     held_out: float = 0.1
     array: str | None = None
     dtype: str = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice(self.kernel, "kernel", KERNELS)
-        check_choice(self.solver, "solver", SOLVERS)
+        check_choice(self.kernel, "kernel", tuple(KERNELS))
+        check_choice(self.solver, "solver", tuple(SOLVERS))
         check_choice(self.dtype, "dtype", ("float32", "float64"))
         check_count(self.k, "k")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out must be in [0, 1), got {self.held_out}")
-        if self.lengthscale != "auto":
-            try:
-                value = float(self.lengthscale)
-            except ValueError:
-                raise ValueError(
-                    f"lengthscale must be a number or auto, got {self.lengthscale!r}"
-                ) from None
-            check_positive(value, "lengthscale")
+        self._given(KERNELS, self.kernel)
+        self.make_solver(progress=False)
+
+    def _given(self, choices: dict[str, Any], chosen: str) -> dict[str, Any]:
+        """The options given for the chosen kernel or solver; refuses those it does not take."""
+        takes = choices[chosen][1]
+        for name in {name for _, names in choices.values() for name in names}:
+            if getattr(self, name) is not None and name not in takes:
+                option = name.replace("_", "-")
+                raise ValueError(f"{chosen} takes no --{option}")
+        return {name: getattr(self, name) for name in takes if getattr(self, name) is not None}
 
     def make_kernel(self, x: Tensor) -> Kernel:
         """The kernel, its automatic choices made on the points x."""
-        if self.kernel in ("rbf", "matern", "periodic"):
-            scale = median_distance(x) if self.lengthscale == "auto" else float(self.lengthscale)
-        kernel: Kernel
-        if self.kernel == "rbf":
-            kernel = RBF(scale)
-        elif self.kernel == "matern":
-            kernel = Matern(self.nu, scale)
-        elif self.kernel == "periodic":
-            kernel = Periodic(self.period, 1.0 if self.lengthscale == "auto" else scale)
-        elif self.kernel == "linear":
-            kernel = Linear()
-        elif self.kernel == "polynomial":
-            kernel = Polynomial(self.degree, self.bias)
-        else:
-            kernel = (MLPGP if self.kernel == "mlpgp" else MLPNTK)(self.activation, self.depth)
+        kind, _ = KERNELS[self.kernel]
+        options = self._given(KERNELS, self.kernel)
+        if self.kernel in ("rbf", "matern"):
+            options.setdefault("lengthscale", median_distance(x))
+        kernel = kind(**options)
         return kernel.centered(x[:REFERENCE_POINTS]) if self.center else kernel
 
     def make_solver(self, progress: bool | None) -> Solver:
         """The solver."""
-        if self.solver == "nystrom":
-            return Nystrom(self.k, seed=self.seed)
-        if self.solver == "subspace":
-            return Subspace(self.k, seed=self.seed)
-        return NeuralEF(
-            self.k, steps=self.steps, batch_size=self.batch_size, seed=self.seed, progress=progress
-        )
+        kind, _ = SOLVERS[self.solver]
+        options = self._given(SOLVERS, self.solver)
+        if kind is NeuralEF:
+            options["progress"] = progress
+        return kind(self.k, seed=self.seed, **options)
 
 
 def median_distance(x: Tensor) -> float:
@@ -104,7 +111,11 @@ def median_distance(x: Tensor) -> float:
 
 def read_points(path: str | Path, array: str | None, dtype: torch.dtype, device: str) -> Tensor:
     """The points of a file, checked, in the dtype and on the device asked for."""
-    return check_points(torch.from_numpy(read_table(path, array)).to(dtype), str(path)).to(device)
+    points = check_points(read_table(path, array), str(path))
+    converted = points.to(dtype)
+    if not bool(converted.isfinite().all()):
+        raise ValueError(f"{path} holds numbers too large for {dtype}: pass --dtype float64")
+    return converted.to(device)
 
 
 def run(
@@ -120,22 +131,28 @@ def run(
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(settings.seed))
     x = x[order.to(x.device)]
     held_out = int(settings.held_out * len(x))
-    if held_out < 3 or len(x) - held_out < settings.k:
-        held_out = 0  # too few points to spare: no certificate rather than a bad one
-    fresh, x = x[:held_out], x[held_out:]
+    notes = []
+    if held_out < LEAST_POINTS or len(x) - held_out < settings.k:
+        held_out = 0
+        notes.append("too few points to hold any out: no certificate")
+    fresh, x = x[:held_out][:CERTIFICATE_POINTS], x[held_out:]
+    if settings.center and len(x) > REFERENCE_POINTS:
+        notes.append(f"centred on {REFERENCE_POINTS} of the points")
     kernel = settings.make_kernel(x)
-    solver = settings.make_solver(progress)
-    validation = kernel.gram(fresh[:8192]) if held_out else None
+    gram, validation = kernel.gram(x), kernel.gram(fresh) if held_out else None
+    check_writable(out)
     checkpoint = out / "checkpoint.safetensors" if settings.solver == "neuralef" else None
     start = time.perf_counter()
-    spectrum = solver.solve(kernel.gram(x), validation=validation, checkpoint=checkpoint)
-    seconds = time.perf_counter() - start
-    spectrum.save(out / "spectrum.safetensors")
+    spectrum = settings.make_solver(progress).solve(
+        gram, validation=validation, checkpoint=checkpoint
+    )
     measured = summary(spectrum) | {
         "points": len(x),
-        "seconds": seconds,
+        "seconds": time.perf_counter() - start,
         "kernel": hyperparameters(kernel),
+        "notes": notes,
     }
+    spectrum.save(out / "spectrum.safetensors")
     result = write_result(out, "fit", config=asdict(settings), measured=measured, device=device)
     write_figure(out, "spectrum", plots.spectrum(result))
     if checkpoint is not None:
@@ -167,6 +184,7 @@ def transform(
 ) -> dict[str, Any]:
     """Evaluate the spectrum of a run on the points of a file, and write the values."""
     check_table_name(out)
+    check_writable(out.parent)
     spectrum = load(folder / "spectrum.safetensors", device=device)
     x = read_points(data, array, spectrum.dtype, device)
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,9 @@ class Positive:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, kernel: nn.Module, owner: type) -> Tensor:
+    def __get__(self, kernel: nn.Module | None, owner: type) -> Any:
+        if kernel is None:
+            return self
         return getattr(kernel, "log_" + self.name).exp()
 
     def __set__(self, kernel: nn.Module, value: float | Tensor) -> None:
@@ -39,6 +41,9 @@ class Positive:
         if given.ndim > self.dimensions:
             wanted = "a number or one number per dimension" if self.dimensions else "one number"
             raise ValueError(f"{self.name} must be {wanted}, got shape {tuple(given.shape)}")
+        before = getattr(kernel, "log_" + self.name, None)
+        if before is not None and before.shape != given.shape:
+            raise ValueError(f"{self.name} cannot change its shape: make a new kernel")
         setattr(kernel, "log_" + self.name, nn.Parameter(given.log()))
 
 
@@ -69,6 +74,10 @@ class Kernel(nn.Module):
             return torch.cat(blocks, dim=-1).T
         values = torch.cat(blocks)
         return values if self.outputs == 1 else values.reshape(len(x), self.outputs)
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """The size of the rounding errors in κ's values at each point, like `diagonal`."""
+        return torch.finfo(x.dtype).eps * self.diagonal(x).abs()
 
     def gram(self, x: Tensor) -> Gram:
         """The operator κ(X, X) on the points x, evaluated block by block and never formed."""

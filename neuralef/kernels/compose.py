@@ -7,18 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_points
+from neuralef.checks import check_count, check_finite, check_pair, check_points
 from neuralef.kernels.base import Kernel, Positive
 from neuralef.linalg import CHUNK
-from neuralef.rebuild import rebuildable
-
-
-def _check_same_outputs(first: Kernel, second: Kernel) -> None:
-    if (first.outputs, first.independent) != (second.outputs, second.independent):
-        raise ValueError(
-            f"kernels of {first.outputs} and {second.outputs} outputs, independent or joint, "
-            "cannot be combined: give both the same outputs"
-        )
+from neuralef.rebuild import describe, rebuildable
 
 
 def _check_scalar(kernel: Kernel) -> None:
@@ -26,15 +18,23 @@ def _check_scalar(kernel: Kernel) -> None:
         raise ValueError(f"{type(kernel).__name__} has outputs of its own: give a scalar kernel")
 
 
-@rebuildable
-class Sum(Kernel):
-    """κ₁(x, x′) + κ₂(x, x′)."""
+class _Pair(Kernel):
+    """Two kernels of the same outputs."""
 
     def __init__(self, first: Kernel, second: Kernel) -> None:
         super().__init__()
-        _check_same_outputs(first, second)
+        if (first.outputs, first.independent) != (second.outputs, second.independent):
+            raise ValueError(
+                f"kernels of {first.outputs} and {second.outputs} outputs, independent or joint, "
+                "cannot be combined: give both the same outputs"
+            )
         self.first, self.second = first, second
         self.outputs, self.independent = first.outputs, first.independent
+
+
+@rebuildable
+class Sum(_Pair):
+    """κ₁(x, x′) + κ₂(x, x′)."""
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
@@ -44,16 +44,14 @@ class Sum(Kernel):
         """κ(x_i, x_i) for every point."""
         return self.first.diagonal(x) + self.second.diagonal(x)
 
+    def rounding(self, x: Tensor) -> Tensor:
+        """The errors of both."""
+        return self.first.rounding(x) + self.second.rounding(x)
+
 
 @rebuildable
-class Product(Kernel):
+class Product(_Pair):
     """κ₁(x, x′) · κ₂(x, x′), entry by entry (positive semi-definite by Schur's product theorem)."""
-
-    def __init__(self, first: Kernel, second: Kernel) -> None:
-        super().__init__()
-        _check_same_outputs(first, second)
-        self.first, self.second = first, second
-        self.outputs, self.independent = first.outputs, first.independent
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
@@ -62,6 +60,11 @@ class Product(Kernel):
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point."""
         return self.first.diagonal(x) * self.second.diagonal(x)
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """The error of each, times the other."""
+        first, second = self.first, self.second
+        return first.rounding(x) * second.diagonal(x) + first.diagonal(x) * second.rounding(x)
 
 
 @rebuildable
@@ -86,13 +89,19 @@ class Scaled(Kernel):
         values = self.kernel.diagonal(x)
         return self.scale.to(values) * values
 
+    def rounding(self, x: Tensor) -> Tensor:
+        """Scaled with κ."""
+        errors = self.kernel.rounding(x)
+        return self.scale.to(errors) * errors
+
 
 @rebuildable
 class Centered(Kernel):
     """κ(x, x′) − m(x) − m(x′) + E m(z), m(x) = E_z κ(x, z): features centred on reference points z.
 
     Each block costs b more rows of the reference, and E m(z) once costs all its pairs: with many
-    points pass a subset of some thousands. E m(z) is kept until a hyper-parameter changes.
+    points pass a subset of some thousands. E m(z) is kept until a hyper-parameter changes. The
+    difference is formed in float64, since it cancels, unless κ is a user's own function.
     """
 
     reference: Tensor
@@ -104,34 +113,50 @@ class Centered(Kernel):
         self.register_buffer("reference", check_points(x))
         self._grand_mean: tuple[list[Tensor], Tensor] | None = None
 
+    def _working(self, x: Tensor) -> Tensor:
+        return x if describe(self.kernel) is None else x.double()
+
     def _mean(self, x: Tensor) -> Tensor:
         reference = self.reference.to(x)
         rows = max(1, CHUNK // len(reference))
         return torch.cat([self.kernel(part, reference).mean(1) for part in x.split(rows)])
 
     def _mean_of_means(self, x: Tensor) -> Tensor:
+        reference = self.reference.to(x)
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.kernel.parameters()):
-            return self._mean(self.reference.to(x)).mean()
-        state = [p.detach().clone() for p in self.kernel.parameters()]
-        if self._grand_mean is None or not self._unchanged(state, x):
-            self._grand_mean = (state, self._mean(self.reference.to(x)).mean())
+            return self._mean(reference).mean()
+        state = [x.new_zeros(0), *(p.detach().clone() for p in self.kernel.parameters())]
+        if self._grand_mean is None or not _all_equal(self._grand_mean[0], state):
+            self._grand_mean = (state, self._mean(reference).mean())
         return self._grand_mean[1]
-
-    def _unchanged(self, state: list[Tensor], x: Tensor) -> bool:
-        assert self._grand_mean is not None
-        before, mean = self._grand_mean
-        alike = (mean.dtype, mean.device) == (x.dtype, x.device)
-        return alike and all(map(torch.equal, before, state))
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
-        first = self._mean(x1)
-        second = first if x1 is x2 else self._mean(x2)
-        return self.kernel(x1, x2) - first[:, None] - second + self._mean_of_means(x1)
+        check_pair(x1, x2)
+        first = self._working(x1)
+        second = first if x1 is x2 else self._working(x2)
+        mean = self._mean(first)
+        other = mean if x1 is x2 else self._mean(second)
+        block = self.kernel(first, second) - mean[:, None] - other + self._mean_of_means(first)
+        return block.to(x1.dtype)
 
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point."""
-        return self.kernel.diagonal(x) - 2 * self._mean(x) + self._mean_of_means(x)
+        working = self._working(x)
+        values = self.kernel.diagonal(working) - 2 * self._mean(working)
+        return (values + self._mean_of_means(working)).to(x.dtype)
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """That of the values before they cancel, and of the difference."""
+        before = self.kernel.rounding(self._working(x)).to(x.dtype)
+        return before + torch.finfo(x.dtype).eps * self.diagonal(x).abs()
+
+
+def _all_equal(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(
+        (a.dtype, a.device) == (b.dtype, b.device) and torch.equal(a, b)
+        for a, b in zip(first, second, strict=True)
+    )
 
 
 class Function(Kernel):
@@ -153,7 +178,7 @@ class Function(Kernel):
         if not callable(function):
             raise TypeError(f"function must be callable, got {type(function).__name__}")
         self.function = function
-        self.outputs, self.independent = outputs, independent
+        self.outputs, self.independent = check_count(outputs, "outputs"), independent
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
@@ -170,25 +195,29 @@ class Function(Kernel):
 
 @rebuildable
 class Coregional(Kernel):
-    """A matrix-valued kernel κ(x, x′)·B with a c × c covariance B between the outputs."""
+    """A matrix-valued kernel κ(x, x′)·B with a c × c covariance B = FFᵀ between the outputs.
 
-    covariance: Tensor
+    F, `root`, is the trainable parameter; `covariance` gives B.
+    """
 
     def __init__(self, kernel: Kernel, covariance: Tensor) -> None:
         super().__init__()
-        covariance = torch.as_tensor(covariance, dtype=torch.float64)
-        if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1]:
-            raise ValueError(f"covariance must be c × c, got {tuple(covariance.shape)}")
-        lowest = torch.linalg.eigvalsh(covariance)[0]
-        if (
-            not torch.equal(covariance, covariance.T)
-            or lowest < -1e-12 * covariance.diagonal().sum()
-        ):
-            raise ValueError("covariance must be symmetric and positive semi-definite")
         _check_scalar(kernel)
+        given = torch.as_tensor(covariance, dtype=torch.float64)
+        if given.ndim != 2 or given.shape[0] != given.shape[1]:
+            raise ValueError(f"covariance must be c × c, got {tuple(given.shape)}")
+        check_finite(given, "covariance")
+        values, vectors = torch.linalg.eigh(given)
+        if not torch.equal(given, given.T) or values[0] < -1e-12 * values[-1]:
+            raise ValueError("covariance must be symmetric and positive semi-definite")
         self.kernel = kernel
-        self.register_buffer("covariance", covariance)
-        self.outputs = len(covariance)
+        self.root = nn.Parameter(vectors * values.clamp_min(0).sqrt())
+        self.outputs = len(given)
+
+    @property
+    def covariance(self) -> Tensor:
+        """B (c, c)."""
+        return self.root @ self.root.T
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""

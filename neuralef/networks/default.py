@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -13,12 +15,20 @@ STACKED_INPUTS = 8
 STACKED_FUNCTIONS = 64
 
 
-def default_network(gram: Gram, k: int, seed: int) -> nn.Module:
+def default_network(gram: Gram, k: int, seed: int, bandwidth: float = 8.0) -> nn.Module:
     """k functions on the points of a Gram: stacked MLPs in few dimensions, else a shared trunk."""
     inputs = gram.x[0].numel()
     stacked = inputs <= STACKED_INPUTS and k <= STACKED_FUNCTIONS
-    kind = StackedMLP if stacked else SharedMLP
-    network = kind(inputs, k, outputs=gram.outputs, independent=gram.independent, seed=seed)
+    layout: dict[str, Any] = {
+        "outputs": gram.outputs,
+        "independent": gram.independent,
+        "seed": seed,
+    }
+    network: StackedMLP | SharedMLP
+    if stacked:
+        network = StackedMLP(inputs, k, bandwidth=bandwidth, **layout)
+    else:
+        network = SharedMLP(inputs, k, **layout)
     network = network.to(dtype=gram.dtype, device=gram.device)
     with torch.no_grad():
         network.standardize(gram.x)

@@ -148,7 +148,16 @@ class StackedMLP(_MLP):
         seed: int | None = None,
     ) -> None:
         super().__init__(
-            inputs, k, width, depth, activation, outputs, independent, seed, False, bandwidth
+            inputs,
+            k,
+            width,
+            depth,
+            activation,
+            outputs,
+            independent,
+            seed,
+            shared=False,
+            bandwidth=bandwidth,
         )
 
 
@@ -173,4 +182,6 @@ class SharedMLP(_MLP):
         independent: bool = False,
         seed: int | None = None,
     ) -> None:
-        super().__init__(inputs, k, width, depth, activation, outputs, independent, seed, True)
+        super().__init__(
+            inputs, k, width, depth, activation, outputs, independent, seed, shared=True
+        )

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from neuralef.certificate import LEAST_POINTS
 from neuralef.checks import check_alike, check_count
-from neuralef.gram import FeatureGram, Gram
+from neuralef.gram import Gram
 from neuralef.linalg import check_definite, numerical_floor
 from neuralef.spectrum import Spectrum
 
@@ -69,33 +70,33 @@ def check_problem(gram: Gram, k: int, validation: Gram | None) -> None:
     if k > gram.rows:
         raise ValueError(f"k = {k} eigenpairs asked of a Gram of {gram.rows} rows")
     if validation is not None:
+        if not isinstance(validation, Gram):
+            raise TypeError(f"validation must be a Gram, got {type(validation).__name__}")
+        if len(validation) < LEAST_POINTS:
+            raise ValueError(
+                f"a certificate needs at least {LEAST_POINTS} fresh points, got {len(validation)}"
+            )
         if (validation.outputs, validation.independent) != (gram.outputs, gram.independent):
             raise ValueError("validation and training Gram differ in their outputs")
         check_alike(gram.x, validation.x, ("the training Gram", "the validation Gram"))
 
 
-def refuse_training_arguments(solver: Solver, **arguments: Any) -> None:
-    """A solver that does not train takes neither a network nor a callback nor a checkpoint."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ValueError(f"{type(solver).__name__} does not train, so it takes no {name}")
-
-
 def check_block(gram: Gram, generator: torch.Generator) -> None:
     """Refuse an asymmetric or indefinite kernel if a random block of some rows shows it."""
-    if isinstance(gram, FeatureGram):  # ΦΦᵀ cannot be indefinite
+    if gram.features is not None:  # ΦΦᵀ cannot be indefinite
         return
     points = max(1, DEFINITE_POINTS // (1 if gram.independent else gram.outputs))
     index = torch.randperm(len(gram), generator=generator)[:points].to(gram.device)
+    part = gram[index]
     with torch.no_grad():
-        block = gram[index].to_dense().double()
+        block = part.to_dense().double()
     if not bool(block.isfinite().all()):
         raise ValueError("the kernel gives NaN or infinite values on the data")
     gap, size = (block - block.mT).abs().max(), block.abs().max()
     if gap > 1e-4 * size:
         raise ValueError(f"the kernel is not symmetric: κ(x, x′) − κ(x′, x) reaches {gap:.3g}")
-    values = torch.linalg.eigvalsh(block).reshape(gram.groups, -1)
-    check_definite(values, gram.precision, f"a block of {len(index)} points")
+    values = torch.linalg.eigvalsh(block).reshape(gram.groups, -1) / len(part)
+    check_definite(values, part.rounding(), f"a block of {len(part)} points")
 
 
 def warn_user(message: str) -> None:
@@ -104,6 +105,12 @@ def warn_user(message: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("neuralef."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def _why(solver: Solver, floor: Tensor, span: int | None) -> str:
+    if span is not None and span < solver.k:
+        return f"the network gives only {span} independent functions; a larger one may find more"
+    return f"the others are below {floor.max():.1e}, the numerical zero of this kernel"
 
 
 def make_spectrum(
@@ -116,21 +123,22 @@ def make_spectrum(
     *,
     validation: Gram | None = None,
     history: list[dict[str, Any]] | None = None,
+    span: int | None = None,
 ) -> Spectrum:
     """Drop the pairs that are not there, say so, and hand out the result with its certificate.
 
-    Arguments come folded: rotation (g, m, k), eigenvalues and residuals (g, k), descending.
+    Arguments come folded: rotation (g, m, k), eigenvalues and residuals (g, k), descending. `span`
+    is the number of independent functions that a network gave.
     """
     mean_diagonal = gram.mean_diagonal()
-    floor = numerical_floor(eigenvalues[:, 0], mean_diagonal, gram.precision)
+    floor = numerical_floor(eigenvalues[:, 0], gram.rounding())
     there = eigenvalues > floor[:, None]
     rank = int(there.sum(-1).max())
     if rank == 0:
         raise ValueError("the kernel vanishes on the data: it has no positive eigenvalue")
     if rank < solver.k:
         warn_user(
-            f"found {rank} eigenpairs of the {solver.k} asked for: the others are below "
-            f"{floor.max():.1e}, the numerical zero of this kernel in {gram.precision}"
+            f"found {rank} eigenpairs of the {solver.k} asked for: {_why(solver, floor, span)}"
         )
     # Without refinement the pairs are not sorted, and one that is not there may stand between
     # others.

@@ -144,7 +144,7 @@ def train(
     state = _State(network, objective.to(gram.device), training, gram, functions)
     saving = None if checkpoint is None else _Checkpoint(Path(checkpoint), gram, state, settings)
     batches = Batches(len(gram), training.batch_size, training.seed, gram.device)
-    every = max(1, training.steps // RECORDS)
+    every = max(1, min(training.steps // RECORDS, training.patience or training.steps))
     network.train()
     start = time.perf_counter() - state.seconds
     with _progress(training, state.step) as advance:
@@ -189,7 +189,8 @@ def _record(state: _State, training: Training) -> dict[str, Any]:
         "eigenvalues": values.tolist() if len(values) > 1 else values[0].tolist(),
     }
     state.history.append(record)
-    score = float(values.clamp_min(VANISHING * float(values.max())).log().mean())
+    floor = VANISHING * values.amax(-1, keepdim=True)
+    score = float(values.maximum(floor).clamp_min(1e-300).log().mean())
     if score > state.best + 1e-3:
         state.best, state.best_step = score, state.step
     return record
@@ -206,6 +207,8 @@ class _Checkpoint:
     def __init__(self, path: Path, gram: Gram, state: _State, settings: dict[str, Any]) -> None:
         self.path, self.state = path, state
         self.fingerprint = _fingerprint(gram, state.network, settings)
+        if path.is_dir():
+            raise ValueError(f"the checkpoint {path} is a folder: name a file")
         check_writable(path.parent)
         if path.exists():
             self._resume()
@@ -247,7 +250,7 @@ def _fingerprint(gram: Gram, network: nn.Module, settings: dict[str, Any]) -> di
 
 
 def _digest(values: Tensor) -> str:
-    return hashlib.sha256(values.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(values.detach().double().cpu().numpy().tobytes()).hexdigest()
 
 
 @contextmanager

@@ -49,6 +49,7 @@ class NeuralEF(TrainedSolver):
             steps=steps,
             learning_rate=1e-3,
             schedule="constant",
+            bandwidth=1.0,
             oversample=0,
             refine=False,
             seed=seed,

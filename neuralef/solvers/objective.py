@@ -15,7 +15,7 @@ Cotangent = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 class Objective(nn.Module):
-    """Fills the gradients of a network from one block of the Gram; its buffers go into checkpoints."""
+    """Fills a network's gradients from one block of a Gram; its buffers go into checkpoints."""
 
     def backward(self, network: nn.Module, block: Gram) -> Tensor:
         """Back-propagate through the network; returns estimates of the eigenvalues (g, k)."""
@@ -23,7 +23,7 @@ class Objective(nn.Module):
 
 
 class CotangentObjective(Objective):
-    """A loss given by its gradient in the values ψ of the functions, a pure function of ψ and Kψ."""
+    """A loss given by its gradient in the values ψ of the functions, from ψ and Kψ alone."""
 
     def __init__(self, cotangent: Cotangent) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from neuralef.gram import FeatureGram, Gram
+from neuralef.gram import Gram
 from neuralef.linalg import check_definite, descending_eigh, orthonormalize
 from neuralef.spectrum import POINTS_AT_ONCE
 
@@ -18,27 +18,28 @@ def evaluate(network: nn.Module, x: Tensor) -> Tensor:
 
 def refinement_points(gram: Gram, limit: int, generator: torch.Generator) -> Gram:
     """All points of a feature Gram, whose product costs one pass; at most `limit` of another's."""
-    if isinstance(gram, FeatureGram) or len(gram) <= limit:
+    if gram.features is not None or len(gram) <= limit:
         return gram
     index = torch.randperm(len(gram), generator=generator)[:limit]
     return gram[index.sort().values.to(gram.device)]
 
 
-def refine(gram: Gram, network: nn.Module, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def refine(gram: Gram, network: nn.Module, k: int) -> tuple[Tensor, Tensor, Tensor, int]:
     """Solve ΨᵀKΨ/m² v = μ ΨᵀΨ/m v on the m points of a Gram, through an orthonormal basis.
 
-    Returns eigenvalues (g, k), the rotation (g, functions, k), and residuals ‖Kψ_j/m − μ_jψ_j‖/μ_j
-    (g, k).
+    Returns eigenvalues (g, k), the rotation (g, functions, k), the residuals (g, k), and the number
+    of independent functions.
     """
     m = len(gram)
-    basis, transform = orthonormalize(gram.fold(evaluate(network, gram.x)).double(), m)
+    basis, transform = orthonormalize(gram.fold(evaluate(network, gram.x)), m)
     with torch.no_grad():
         image = gram.product(basis) / m
     eigenvalues, rotation = descending_eigh(basis.mT @ image / m)
-    check_definite(eigenvalues, gram.precision, "the refinement")
+    check_definite(eigenvalues, gram.rounding(), "the refinement")
     eigenvalues, rotation = eigenvalues[:, :k], rotation[..., :k]
     residuals = residual_norms(basis, image, eigenvalues, rotation)
-    return eigenvalues, transform @ rotation, residuals
+    span = int((basis.norm(dim=1) > 0).sum(-1).max())
+    return eigenvalues, transform @ rotation, residuals, span
 
 
 def residual_norms(psi: Tensor, k_psi: Tensor, eigenvalues: Tensor, rotation: Tensor) -> Tensor:

@@ -25,8 +25,9 @@ class TrainedSolver(Solver):
 
     `oversample` more functions are trained than kept; `refine` ends with the best pairs in their
     span, found on at most `refine_points` points of a kernel Gram. `schedule` is "one-cycle" or
-    "constant"; `decay` that of the moving averages of eigenvalues; `patience` a number of steps
-    without gain after which training stops; `progress` shows a bar, by default on a terminal.
+    "constant"; `bandwidth` that of the default networks (`StackedMLP`); `decay` that of the moving
+    averages of eigenvalues; `patience` a number of steps without gain after which training stops;
+    `progress` shows a bar, by default on a terminal.
     """
 
     steps: int = 2000
@@ -36,6 +37,7 @@ class TrainedSolver(Solver):
     oversample: int = 6
     refine: bool = True
     refine_points: int = 8192
+    bandwidth: float = 8.0
     decay: float = 0.9
     patience: int | None = None
     seed: int = 0
@@ -50,7 +52,11 @@ class TrainedSolver(Solver):
         check_count(self.refine_points, "refine_points", least=self.k)
         check_count(self.seed, "seed", least=0)
         check_positive(self.learning_rate, "learning_rate")
-        if not 0 <= self.decay < 1:
+        check_positive(self.bandwidth, "bandwidth")
+        for name in ("refine", "progress"):
+            if getattr(self, name) not in (True, False, None):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not (isinstance(self.decay, (int, float)) and 0 <= self.decay < 1):
             raise ValueError(f"decay must be in [0, 1), got {self.decay!r}")
         if self.patience is not None:
             check_count(self.patience, "patience")
@@ -93,13 +99,16 @@ class TrainedSolver(Solver):
         beyond k are oversampling. It is trained in place, behind an `L2BatchNorm` if it has none.
         """
         check_problem(gram, self.k, validation)
+        if callback is not None and not callable(callback):
+            raise TypeError(f"callback must be callable, got {type(callback).__name__}")
         rows = gram[: self.batch_size].rows
         if self.k > rows:
             raise ValueError(f"k = {self.k} eigenpairs asked of batches of {rows} rows")
         generator = torch.Generator().manual_seed(self.seed)
         check_block(gram, generator)
         if network is None:
-            network = default_network(gram, min(self.k + self.oversample, rows), self.seed)
+            functions = min(self.k + self.oversample, rows)
+            network = default_network(gram, functions, self.seed, self.bandwidth)
         network, functions = prepare(network, gram, self.k)
         averages, history = train(
             gram,
@@ -112,13 +121,14 @@ class TrainedSolver(Solver):
             checkpoint,
         )
         points = refinement_points(gram, self.refine_points, generator)
+        span = None
         if self.refine:
-            eigenvalues, rotation, residuals = refine(points, network, self.k)
+            eigenvalues, rotation, residuals, span = refine(points, network, self.k)
         else:
             eigenvalues, rotation, residuals = self.as_trained(points, network, averages)
         return make_spectrum(
             self, gram, network, rotation, eigenvalues, residuals,
-            validation=validation, history=history,
+            validation=validation, history=history, span=span,
         )  # fmt: skip
 
 
@@ -135,8 +145,8 @@ def prepare(network: nn.Module, gram: Gram, k: int) -> tuple[nn.Module, int]:
                 f"the network holds {tensor.dtype} on {tensor.device}, the Gram {gram.dtype} on "
                 f"{gram.device}; move one with .to(…)"
             )
-    if not any(True for _ in network.parameters()):
-        raise ValueError("the network has no parameters to train")
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise ValueError("the network has no parameters to train, or all of them are frozen")
     network.eval()
     psi = evaluate(network, gram.x[:2])
     scalar = gram.outputs == 1 and not gram.independent
@@ -147,7 +157,8 @@ def prepare(network: nn.Module, gram: Gram, k: int) -> tuple[nn.Module, int]:
             f"got {tuple(psi.shape)}"
         )
     functions = psi.shape[-1]
-    if not any(isinstance(module, L2BatchNorm) for module in network.modules()):
+    last = list(network.modules())[-1]
+    if not (isinstance(last, L2BatchNorm) and last.k == functions):
         normalization = L2BatchNorm(functions, gram.outputs, gram.independent)
         network = Normalized(network, normalization.to(dtype=gram.dtype, device=gram.device))
     return network, functions

@@ -1,0 +1,77 @@
+"""The Gram of a matrix that the user computed."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_finite, check_points
+from neuralef.gram.base import Gram, three_dimensional, training_points
+
+
+class DenseGram(Gram):
+    """A matrix that the user computed: (n, n), joint (n·c, n·c) or independent (c, n, n).
+
+    Without a network its spectrum exists on the training points only.
+
+    >>> x = torch.randn(10, 2)
+    >>> DenseGram(x, x @ x.T)[:4].to_dense().shape
+    torch.Size([4, 4])
+    """
+
+    def __init__(self, x: Tensor, matrix: Tensor) -> None:
+        self.x = check_points(x)
+        self.matrix = torch.as_tensor(matrix)
+        if self.matrix.is_complex():
+            raise TypeError(f"the matrix must be real, got {self.matrix.dtype}")
+        if not self.matrix.is_floating_point():
+            self.matrix = self.matrix.to(self.dtype)
+        n, shape = len(self.x), tuple(self.matrix.shape)
+        self.independent = self.matrix.ndim == 3
+        self.outputs = shape[0] if self.independent else (shape or (0,))[0] // n
+        expected = (self.outputs, n, n) if self.independent else (self.outputs * n,) * 2
+        if shape != expected or self.outputs == 0:
+            raise ValueError(
+                f"for {n} points the matrix must be ({n}, {n}), ({n}·c, {n}·c) or (c, {n}, {n}), "
+                f"got {shape}"
+            )
+        if self.matrix.device != self.device:
+            raise ValueError(f"x is on {self.device}, the matrix is on {self.matrix.device}")
+        check_finite(self.matrix, "the matrix")
+        gap = (self.matrix - self.matrix.mT).abs().max()
+        if gap > 1e-4 * self.matrix.abs().max():
+            raise ValueError(f"the matrix is not symmetric: entries differ by up to {gap:.3g}")
+
+    def rounding(self) -> Tensor:
+        """That of the coarser of the dtypes of the matrix and the points."""
+        eps = max(torch.finfo(dtype).eps for dtype in (self.matrix.dtype, self.dtype))
+        return eps * self.mean_diagonal()
+
+    def __getitem__(self, index: Tensor | slice) -> DenseGram:
+        part = copy.copy(self)
+        part.x = self.x[index]
+        points = torch.arange(len(self), device=self.device)[index]
+        if not self.independent and self.outputs > 1:
+            offsets = torch.arange(self.outputs, device=self.device)
+            points = (points[:, None] * self.outputs + offsets).flatten()
+        part.matrix = self.matrix[..., points[:, None], points]
+        return part
+
+    def product(self, rows: Tensor) -> Tensor:
+        """K ψ on folded rows (g, r, k)."""
+        return three_dimensional(self.matrix).to(rows.dtype) @ rows
+
+    def diagonal(self) -> Tensor:
+        """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
+        values = three_dimensional(self.matrix).diagonal(dim1=1, dim2=2)
+        return self.unfold(values[..., None])[..., 0]
+
+    def to_dense(self) -> Tensor:
+        """The matrix itself."""
+        return self.matrix
+
+    def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
+        """The eigenvectors at the training points: there is no formula for others."""
+        return training_points(self, rows)

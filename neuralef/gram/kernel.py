@@ -1,0 +1,84 @@
+"""The Gram of a kernel, evaluated as it is needed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_finite, check_points
+from neuralef.gram.base import Gram, three_dimensional
+from neuralef.kernels.base import Kernel
+from neuralef.linalg import CHUNK
+from neuralef.networks.extension import KernelFeatures
+
+
+class KernelGram(Gram):
+    """κ(X, X) of a kernel, evaluated chunk by chunk whenever it is multiplied.
+
+    >>> from neuralef.kernels import RBF
+    >>> gram = KernelGram(RBF(), torch.linspace(-2, 2, 100)[:, None])
+    >>> (gram @ torch.ones(100, 1)).shape
+    torch.Size([100, 1])
+    """
+
+    def __init__(self, kernel: Kernel, x: Tensor) -> None:
+        if not isinstance(kernel, Kernel):
+            raise TypeError(
+                f"kernel must be a neuralef Kernel, got {type(kernel).__name__}; "
+                "wrap a function as neuralef.kernels.Function(function)"
+            )
+        self.kernel = kernel
+        self.x = check_points(x)
+        self.outputs, self.independent = kernel.outputs, kernel.independent
+        with torch.no_grad():  # a kernel that does not fit these points says so now, not mid-way
+            block = kernel(self.x[:2], self.x[:2])
+        few = len(self.x[:2])
+        side = few * kernel.outputs
+        expected = (kernel.outputs, few, few) if kernel.independent else (side, side)
+        if tuple(block.shape) != expected:
+            raise ValueError(
+                f"on {few} points {type(kernel).__name__} must give a block {expected}, "
+                f"got {tuple(block.shape)}"
+            )
+        check_finite(block, "the kernel's block")
+
+    def __getitem__(self, index: Tensor | slice) -> KernelGram:
+        part = copy.copy(self)
+        part.x = self.x[index]
+        return part
+
+    def _blocks(self) -> Iterator[Tensor]:
+        """κ(X, X) as folded (g, some rows, r) blocks, from the first row to the last."""
+        points = max(1, CHUNK // (len(self) * self.outputs**2))
+        if points >= len(self):
+            yield three_dimensional(self.kernel(self.x, self.x))
+            return
+        for part in self.x.split(points):
+            yield three_dimensional(self.kernel(part, self.x))
+
+    def product(self, rows: Tensor) -> Tensor:
+        """K ψ on folded rows (g, r, k)."""
+        products = [block.to(rows.dtype) @ rows for block in self._blocks()]
+        return products[0] if len(products) == 1 else torch.cat(products, dim=1)
+
+    def diagonal(self) -> Tensor:
+        """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
+        return self.kernel.diagonal(self.x)
+
+    def to_dense(self) -> Tensor:
+        """The matrix: (n, n), (n·c, n·c) for joint outputs, (c, n, n) for independent ones."""
+        return self.kernel(self.x, self.x)
+
+    def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
+        """ψ(x) = κ(x, X) · ψ(X)/(n μ)."""
+        kernel = copy.deepcopy(self.kernel).requires_grad_(False)  # the user may train theirs on
+        return KernelFeatures(kernel, self.x), rows / (len(self) * eigenvalues[:, None])
+
+    def rounding(self) -> Tensor:
+        """The size of the rounding errors in κ's values, for each eigenproblem: (g,)."""
+        with torch.no_grad():
+            errors = self.kernel.rounding(self.x).double()
+        return self.fold(errors[..., None]).sum((1, 2)) / len(self)

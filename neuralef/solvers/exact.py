@@ -1,0 +1,85 @@
+"""What the solvers that do not train share: exact eigenvectors, carried on by Nyström's formula."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_count
+from neuralef.gram import Gram
+from neuralef.linalg import TOLERATED, check_definite
+from neuralef.solvers.base import Callback, Solver, check_block, check_problem, make_spectrum
+from neuralef.spectrum import Spectrum
+
+
+@dataclass(frozen=True)
+class ExactSolver(Solver):
+    """Finds eigenvectors of the matrix of a Gram; there is no network to train."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self.seed, "seed", least=0)
+
+    @abstractmethod
+    def pairs(self, gram: Gram, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n."""
+
+    def points(self, gram: Gram, generator: torch.Generator) -> Gram:
+        """The points that the pairs are found on: all of them."""
+        return gram
+
+    def solve(
+        self,
+        gram: Gram,
+        network: nn.Module | None = None,
+        *,
+        validation: Gram | None = None,
+        callback: Callback | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> Spectrum:
+        """Find the pairs on the Gram's points; see `Solver.solve`."""
+        check_problem(gram, self.k, validation)
+        training = {"network": network, "callback": callback, "checkpoint": checkpoint}
+        for name, value in training.items():
+            if value is not None:
+                raise ValueError(f"{type(self).__name__} does not train, so it takes no {name}")
+        generator = torch.Generator().manual_seed(self.seed)
+        gram = self.points(gram, generator)
+        check_problem(gram, self.k, validation)
+        check_block(gram, generator)
+        with torch.no_grad():
+            eigenvalues, rows = self.pairs(gram, generator)
+            safe = eigenvalues.clamp_min(torch.finfo(eigenvalues.dtype).tiny)
+            network, rotation = gram.extend(rows, safe)
+            residual = gram.product(rows) / len(gram) - rows * eigenvalues[:, None]
+        residuals = residual.square().sum(1).div(len(gram)).sqrt() / safe
+        return make_spectrum(
+            self, gram, network, rotation, eigenvalues, residuals, validation=validation
+        )
+
+
+def dense_pairs(gram: Gram, k: int) -> tuple[Tensor, Tensor]:
+    """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n, by LAPACK."""
+    from scipy.linalg import eigh
+
+    n, r = len(gram), gram.rows
+    dense = gram.to_dense().double().cpu().reshape(gram.groups, r, r) / n
+    if not bool(dense.isfinite().all()):
+        raise ValueError("the kernel gives NaN or infinite values on the data")
+    pairs = [eigh(matrix.numpy(), subset_by_index=[r - k, r - 1]) for matrix in dense]
+    values = torch.stack([torch.from_numpy(value) for value, _ in pairs]).flip(-1)
+    vectors = torch.stack([torch.from_numpy(vector) for _, vector in pairs]).flip(-1)
+    # Cholesky of K + tolerance exists unless K is indefinite, and costs less than the whole
+    # spectrum.
+    rounding = gram.rounding().cpu()
+    ridge = (TOLERATED * rounding)[:, None, None] * torch.eye(r, dtype=dense.dtype)
+    if bool(torch.linalg.cholesky_ex(dense + ridge).info.any()):
+        check_definite(torch.linalg.eigvalsh(dense), rounding, "the kernel matrix")
+    return values.to(gram.device), (vectors * math.sqrt(n)).to(gram.device)
