@@ -10,7 +10,7 @@ from neuralef import kernels, networks
 from neuralef.certificate import Certificate
 from neuralef.files import load
 from neuralef.gram import DenseGram, FeatureGram, Gram, KernelGram
-from neuralef.solvers import NeuralEF, Nystrom, Solver, Subspace
+from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, Solver, SpIN, Subspace
 from neuralef.spectrum import Spectrum
 
 __version__ = "0.1.0"
@@ -21,9 +21,11 @@ __all__ = [
     "FeatureGram",
     "Gram",
     "KernelGram",
+    "NestedLoRA",
     "NeuralEF",
     "Nystrom",
     "Solver",
+    "SpIN",
     "Spectrum",
     "Subspace",
     "kernels",

@@ -15,17 +15,19 @@ STACKED_INPUTS = 8
 STACKED_FUNCTIONS = 64
 
 
-def default_network(gram: Gram, k: int, seed: int, bandwidth: float = 8.0) -> nn.Module:
+def default_network(
+    gram: Gram, k: int, seed: int, *, bandwidth: float = 8.0, normalize: bool = True
+) -> nn.Module:
     """k functions on the points of a Gram: stacked MLPs in few dimensions, else a shared trunk."""
     inputs = gram.x[0].numel()
-    stacked = inputs <= STACKED_INPUTS and k <= STACKED_FUNCTIONS
     layout: dict[str, Any] = {
         "outputs": gram.outputs,
         "independent": gram.independent,
+        "normalize": normalize,
         "seed": seed,
     }
     network: StackedMLP | SharedMLP
-    if stacked:
+    if inputs <= STACKED_INPUTS and k <= STACKED_FUNCTIONS:
         network = StackedMLP(inputs, k, bandwidth=bandwidth, **layout)
     else:
         network = SharedMLP(inputs, k, **layout)

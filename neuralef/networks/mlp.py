@@ -93,6 +93,7 @@ class _MLP(_Standardized):
         outputs: int,
         independent: bool,
         seed: int | None,
+        normalize: bool,
         shared: bool,
         bandwidth: float = 1.0,
     ) -> None:
@@ -110,17 +111,21 @@ class _MLP(_Standardized):
             exponents = torch.rand(stack, 1, width, generator=generator)
             self.weights[0].data *= check_positive(bandwidth, "bandwidth") ** exponents
         self.activation = _Activation(activation, width)
-        self.normalization = L2BatchNorm(k, outputs, independent)
+        self.normalization = L2BatchNorm(k, outputs, independent) if normalize else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, k), or (n, c, k) for c outputs."""
+        return self.normalization(self.functions(x))
+
+    def functions(self, x: Tensor) -> Tensor:
+        """The functions before their normalisation."""
         *hidden, (weight, bias) = zip(self.weights, self.biases, strict=True)
         h = self.standardized(x).expand(len(weight), -1, -1)
         for hidden_weight, hidden_bias in hidden:
             h = self.activation(torch.baddbmm(hidden_bias, h, hidden_weight))
         h = torch.baddbmm(bias, h, weight)
         h = h[0].reshape(len(x), self.outputs, self.k) if self.shared else h.permute(1, 2, 0)
-        return self.normalization(h if self.outputs > 1 or self.independent else h[:, 0])
+        return h if self.outputs > 1 or self.independent else h[:, 0]
 
 
 @rebuildable
@@ -145,20 +150,13 @@ class StackedMLP(_MLP):
         outputs: int = 1,
         independent: bool = False,
         bandwidth: float = 8.0,
+        normalize: bool = True,
         seed: int | None = None,
     ) -> None:
         super().__init__(
-            inputs,
-            k,
-            width,
-            depth,
-            activation,
-            outputs,
-            independent,
-            seed,
-            shared=False,
-            bandwidth=bandwidth,
-        )
+            inputs, k, width, depth, activation, outputs, independent, seed, normalize,
+            shared=False, bandwidth=bandwidth,
+        )  # fmt: skip
 
 
 @rebuildable
@@ -180,8 +178,9 @@ class SharedMLP(_MLP):
         activation: str = "gelu",
         outputs: int = 1,
         independent: bool = False,
+        normalize: bool = True,
         seed: int | None = None,
     ) -> None:
         super().__init__(
-            inputs, k, width, depth, activation, outputs, independent, seed, shared=True
+            inputs, k, width, depth, activation, outputs, independent, seed, normalize, shared=True
         )

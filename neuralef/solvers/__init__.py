@@ -1,8 +1,10 @@
 """Solvers: frozen settings with one verb, solve(gram) → Spectrum."""
 
 from neuralef.solvers.base import Solver
+from neuralef.solvers.nestedlora import NestedLoRA
 from neuralef.solvers.neuralef import NeuralEF
 from neuralef.solvers.nystrom import Nystrom
+from neuralef.solvers.spin import SpIN
 from neuralef.solvers.subspace import Subspace
 
-__all__ = ["NeuralEF", "Nystrom", "Solver", "Subspace"]
+__all__ = ["NestedLoRA", "NeuralEF", "Nystrom", "Solver", "SpIN", "Subspace"]

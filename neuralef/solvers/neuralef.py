@@ -22,7 +22,8 @@ class NeuralEF(TrainedSolver):
     """Train networks ψ_1 … ψ_k, each to maximise what κ has left in the earlier ones' complement.
 
     max_ψj  R_jj − R_j,<j R_<j⁻¹ R_<j,j  at unit norm, R_ij = E E ψ_i κ ψ_j (equation 12, deflated
-    exactly); `deflation="paper"` takes the published penalty Σ_{i<j} R_ij²/R_ii. Without `refine`
+    exactly); `deflation="paper"` takes the published penalty Σ_{i<j} R_ij²/R_ii, `"mu"` the
+    coefficients ⟨ψ_i, ψ_j⟩ of μ-EigenGame. Without `refine`
     the pairs come in training order, with moving averages as eigenvalues. `TrainedSolver` explains
     the other settings.
 
@@ -71,6 +72,18 @@ def paper_cotangent(psi: Tensor, k_psi: Tensor, points: int) -> tuple[Tensor, Te
     return -2 * (k_psi - k_psi @ penalty), energies
 
 
+def mu_cotangent(psi: Tensor, k_psi: Tensor, points: int) -> tuple[Tensor, Tensor]:
+    """−2 Kψ/b² (I − strict_upper(⟨ψ_i, ψ_j⟩)), and R_jj: the coefficients of μ-EigenGame.
+
+    I. Gemp, B. McWilliams, C. Vernade and T. Graepel, ICLR 2022: linear in K, so not biased by
+    mini-batches; at the solution it equals the others.
+    """
+    k_psi = k_psi / points**2
+    overlaps = torch.triu(psi.mT @ psi / points, diagonal=1)
+    energies = (psi * k_psi).sum(1)
+    return -2 * (k_psi - k_psi @ overlaps), energies
+
+
 def exact_cotangent(psi: Tensor, k_psi: Tensor, points: int) -> tuple[Tensor, Tensor]:
     """−2 Kψ/b² L⁻ᵀ with R = LDLᵀ, column j over D_jj, and D_jj.
 
@@ -84,4 +97,8 @@ def exact_cotangent(psi: Tensor, k_psi: Tensor, points: int) -> tuple[Tensor, Te
     return -2 * deflated / pivots[:, None, :], (pivots - ridge).clamp_min(0)
 
 
-COTANGENTS: dict[str, Cotangent] = {"exact": exact_cotangent, "paper": paper_cotangent}
+COTANGENTS: dict[str, Cotangent] = {
+    "exact": exact_cotangent,
+    "paper": paper_cotangent,
+    "mu": mu_cotangent,
+}

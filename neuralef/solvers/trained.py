@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,9 @@ class TrainedSolver(Solver):
         if self.patience is not None:
             check_count(self.patience, "patience")
 
+    # Whether the functions are kept at unit norm by an `L2BatchNorm`.
+    normalized: ClassVar[bool] = True
+
     def objective(self, network: nn.Module, gram: Gram) -> Objective:
         """What a step descends."""
         raise NotImplementedError(f"{type(self).__name__} must define objective(network, gram)")
@@ -96,7 +100,8 @@ class TrainedSolver(Solver):
         """Train, then refine; see `Solver.solve`.
 
         A network of your own maps the points to (n, m), or (n, c, m), with m ≥ k; the functions
-        beyond k are oversampling. It is trained in place, behind an `L2BatchNorm` if it has none.
+        beyond k are oversampling. It is trained in place, behind an `L2BatchNorm` if it has none
+        and the solver wants one.
         """
         check_problem(gram, self.k, validation)
         if callback is not None and not callable(callback):
@@ -108,8 +113,10 @@ class TrainedSolver(Solver):
         check_block(gram, generator)
         if network is None:
             functions = min(self.k + self.oversample, rows)
-            network = default_network(gram, functions, self.seed, self.bandwidth)
-        network, functions = prepare(network, gram, self.k)
+            network = default_network(
+                gram, functions, self.seed, bandwidth=self.bandwidth, normalize=self.normalized
+            )
+        network, functions = prepare(network, gram, self.k, self.normalized)
         averages, history = train(
             gram,
             network,
@@ -132,8 +139,10 @@ class TrainedSolver(Solver):
         )  # fmt: skip
 
 
-def prepare(network: nn.Module, gram: Gram, k: int) -> tuple[nn.Module, int]:
-    """The network with its L2 normalisation, tried on two points, and how many functions it has."""
+def prepare(
+    network: nn.Module, gram: Gram, k: int, normalized: bool = True
+) -> tuple[nn.Module, int]:
+    """The network, normalised or not, tried on two points, and how many functions it has."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be a torch module, got {type(network).__name__}")
     for tensor in (*network.parameters(), *network.buffers()):
@@ -158,7 +167,13 @@ def prepare(network: nn.Module, gram: Gram, k: int) -> tuple[nn.Module, int]:
         )
     functions = psi.shape[-1]
     last = list(network.modules())[-1]
-    if not (isinstance(last, L2BatchNorm) and last.k == functions):
+    ends_normalized = isinstance(last, L2BatchNorm) and last.k == functions
+    if ends_normalized and not normalized:
+        raise ValueError(
+            "this solver finds √μ ψ and cannot use a network that normalises its functions: "
+            "make it with normalize=False"
+        )
+    if normalized and not ends_normalized:
         normalization = L2BatchNorm(functions, gram.outputs, gram.independent)
         network = Normalized(network, normalization.to(dtype=gram.dtype, device=gram.device))
     return network, functions
