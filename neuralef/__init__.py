@@ -10,7 +10,7 @@ from neuralef import kernels, networks
 from neuralef.certificate import Certificate
 from neuralef.files import load
 from neuralef.gram import DenseGram, FeatureGram, Gram, KernelGram
-from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, Solver, SpIN, Subspace
+from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN, Subspace
 from neuralef.spectrum import Spectrum
 
 __version__ = "0.1.0"
@@ -24,6 +24,7 @@ __all__ = [
     "NestedLoRA",
     "NeuralEF",
     "Nystrom",
+    "RandomFeatures",
     "Solver",
     "SpIN",
     "Spectrum",

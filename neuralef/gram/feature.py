@@ -13,6 +13,7 @@ from neuralef.checks import check_finite, check_points
 from neuralef.gram.base import Gram, training_points
 from neuralef.linalg import CHUNK
 from neuralef.networks.extension import FeatureMap
+from neuralef.rebuild import describe
 
 
 class FeatureGram(Gram):
@@ -129,4 +130,7 @@ class FeatureGram(Gram):
         if self.feature_map is None:
             return training_points(self, rows)
         scale = self.features * len(self) * eigenvalues[:, None]
-        return FeatureMap(self.feature_map), self.project(rows) / scale
+        network = self.feature_map
+        if not isinstance(network, nn.Module) or describe(network) is None:
+            network = FeatureMap(self.feature_map)  # a user's, to be passed to `load` by that name
+        return network, self.project(rows) / scale

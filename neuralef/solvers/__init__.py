@@ -4,7 +4,8 @@ from neuralef.solvers.base import Solver
 from neuralef.solvers.nestedlora import NestedLoRA
 from neuralef.solvers.neuralef import NeuralEF
 from neuralef.solvers.nystrom import Nystrom
+from neuralef.solvers.random_features import RandomFeatures
 from neuralef.solvers.spin import SpIN
 from neuralef.solvers.subspace import Subspace
 
-__all__ = ["NestedLoRA", "NeuralEF", "Nystrom", "Solver", "SpIN", "Subspace"]
+__all__ = ["NestedLoRA", "NeuralEF", "Nystrom", "RandomFeatures", "Solver", "SpIN", "Subspace"]

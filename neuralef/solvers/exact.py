@@ -14,7 +14,11 @@ from neuralef.checks import check_count
 from neuralef.gram import Gram
 from neuralef.linalg import TOLERATED, check_definite
 from neuralef.solvers.base import Callback, Solver, check_block, check_problem, make_spectrum
+from neuralef.solvers.refine import refinement_points, residual_norms
 from neuralef.spectrum import Spectrum
+
+# Points on which the pairs of an approximated kernel are judged by the kernel itself.
+RESIDUAL_POINTS = 4096
 
 
 @dataclass(frozen=True)
@@ -51,18 +55,34 @@ class ExactSolver(Solver):
             if value is not None:
                 raise ValueError(f"{type(self).__name__} does not train, so it takes no {name}")
         generator = torch.Generator().manual_seed(self.seed)
-        gram = self.points(gram, generator)
-        check_problem(gram, self.k, validation)
         check_block(gram, generator)
+        part = self.points(gram, generator)
+        check_problem(part, self.k, validation)
         with torch.no_grad():
-            eigenvalues, rows = self.pairs(gram, generator)
+            eigenvalues, rows = self.pairs(part, generator)
             safe = eigenvalues.clamp_min(torch.finfo(eigenvalues.dtype).tiny)
-            network, rotation = gram.extend(rows, safe)
-            residual = gram.product(rows) / len(gram) - rows * eigenvalues[:, None]
-        residuals = residual.square().sum(1).div(len(gram)).sqrt() / safe
+            network, rotation = part.extend(rows, safe)
+        if part is not gram:  # what was solved is an approximation: judge it by the real thing
+            gram = refinement_points(gram, RESIDUAL_POINTS, generator)
+            rows = expand(gram, network, rotation)
+        with torch.no_grad():
+            k_rows = gram.product(rows) / len(gram)
+        identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
+        residuals = residual_norms(rows, k_rows, eigenvalues, identity)
         return make_spectrum(
             self, gram, network, rotation, eigenvalues, residuals, validation=validation
         )
+
+
+def expand(gram: Gram, network: nn.Module, rotation: Tensor) -> Tensor:
+    """The functions network(x) · rotation at the points of a Gram, folded (g, r, k)."""
+    with torch.no_grad():
+        parts = [
+            gram[start : start + 1024].fold(network(gram.x[start : start + 1024])).double()
+            @ rotation
+            for start in range(0, len(gram), 1024)
+        ]
+    return torch.cat(parts, dim=1)
 
 
 def dense_pairs(gram: Gram, k: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ E. J. Nyström, Acta Mathematica 54, 1930; C. Williams and M. Seeger, NIPS 2000.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,13 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_choice, check_count
-from neuralef.gram import Gram
+from neuralef.gram import FeatureGram, Gram, KernelGram
 from neuralef.linalg import check_definite
+from neuralef.networks.features import landmark_features
 from neuralef.solvers.exact import ExactSolver, dense_pairs
+from neuralef.solvers.landmarks import SELECTIONS, choose_landmarks
+from neuralef.solvers.subspace import Subspace
+from neuralef.spectrum import POINTS_AT_ONCE
 
 # Up to this many rows the matrix is decomposed whole; above, Lanczos needs products only.
 DENSE_ROWS = 6000
@@ -25,8 +30,10 @@ DENSE_ROWS = 6000
 class Nystrom(ExactSolver):
     """Exact eigenpairs of K/n, extended by ψ(x) = κ(x, X) ψ(X)/(n μ) (equation 7 of the paper).
 
-    `landmarks` solves on that many random points alone, and its residuals are those on them.
-    `method` is "dense", "lanczos", or "auto", dense while the matrix is small.
+    `landmarks` uses that many points only. Chosen "uniform"ly they are a smaller sample of q,
+    solved by itself. By "k-means++" or "leverage" scores they are not: κ is then replaced by its
+    projection on them, κ(x, Z) κ(Z, Z)⁻¹ κ(Z, x′), and solved on all points. `method` is "dense",
+    "lanczos", or "auto", dense while the matrix is small.
 
     >>> import neuralef as nef
     >>> x = torch.linspace(-2, 2, 100)[:, None]
@@ -35,13 +42,17 @@ class Nystrom(ExactSolver):
     """
 
     landmarks: int | None = None
+    selection: str = "uniform"
     method: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self.method, "method", ("auto", "dense", "lanczos"))
+        check_choice(self.selection, "selection", SELECTIONS)
         if self.landmarks is not None:
             check_count(self.landmarks, "landmarks")
+        elif self.selection != "uniform":
+            raise ValueError(f"selection={self.selection!r} chooses landmarks: say how many")
 
     def points(self, gram: Gram, generator: torch.Generator) -> Gram:
         """The landmarks, if any were asked for."""
@@ -49,11 +60,22 @@ class Nystrom(ExactSolver):
             return gram
         if self.landmarks > len(gram):
             raise ValueError(f"{self.landmarks} landmarks asked of {len(gram)} points")
-        index = torch.randperm(len(gram), generator=generator)[: self.landmarks]
-        return gram[index.sort().values.to(gram.device)]
+        projected = self.selection != "uniform"
+        if projected and not (isinstance(gram, KernelGram) and gram.kernel.outputs == 1):
+            raise ValueError(f"selection={self.selection!r} needs the Gram of a scalar kernel")
+        index = choose_landmarks(gram, self.landmarks, self.selection, self.k, generator)
+        if not projected:
+            return gram[index]
+        assert isinstance(gram, KernelGram)
+        kernel = copy.deepcopy(gram.kernel).requires_grad_(False)
+        feature_map = landmark_features(kernel, gram.x[index])
+        phi = torch.cat([feature_map(part) for part in gram.x.split(POINTS_AT_ONCE)])
+        return FeatureGram(gram.x, phi, feature_map)
 
     def pairs(self, gram: Gram, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n."""
+        if gram.features is not None and gram.features < gram.rows:
+            return Subspace(self.k).pairs(gram, generator)
         if self.method == "dense" or (self.method == "auto" and gram.rows <= DENSE_ROWS):
             return dense_pairs(gram, self.k)
         return lanczos_pairs(gram, self.k, generator)
