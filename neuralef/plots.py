@@ -14,8 +14,25 @@ LABELS = {
     "nystrom": "Nyström",
     "neuralef": "NeuralEF, exact deflation",
     "paper": "NeuralEF, as published",
+    "mu": "NeuralEF, μ-EigenGame",
+    "spin": "SpIN without memory",
+    "spin-memory": "SpIN with memory",
+    "nestedlora": "NestedLoRA",
+    "landmarks": "Nyström on landmarks",
+    "random-features": "random features",
 }
-COLORS = {"truth": "#222222", "nystrom": "#8c8c8c", "neuralef": "#1b6ca8", "paper": "#d1495b"}
+COLORS = {
+    "truth": "#222222",
+    "nystrom": "#8c8c8c",
+    "neuralef": "#1b6ca8",
+    "paper": "#d1495b",
+    "mu": "#7fb2d9",
+    "spin": "#edae49",
+    "spin-memory": "#b07d12",
+    "nestedlora": "#4f9d69",
+    "landmarks": "#555555",
+    "random-features": "#9b6fb0",
+}
 KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
 
 
@@ -104,7 +121,7 @@ def figure2(result: dict[str, Any]) -> Figure:
 
 def _top_three(axes: Axes, curves: dict[str, Any]) -> None:
     styles = {"nystrom": ("-", 4.5, 0.5), "neuralef": ("-", 1.8, 1.0), "paper": (":", 1.8, 1.0)}
-    styles["truth"] = ("--", 0.9, 1.0)
+    styles |= {"spin": ("-.", 1.4, 1.0), "truth": ("--", 0.9, 1.0)}
     for name, (style, width, alpha) in styles.items():
         for j, values in enumerate(curves["functions"][name][:3]):
             label = LABELS[name] if j == 0 else None
@@ -147,25 +164,49 @@ def all_functions(result: dict[str, Any]) -> Figure:
 
 
 def errors(result: dict[str, Any]) -> Figure:
-    """Median errors of every eigenpair against the exact solution on the same sample."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    """Median errors of every eigenpair and method against the exact solution on the same sample."""
+    figure = Figure(figsize=(11, 5), layout="constrained")
     cases = result["measured"]["errors"]
-    for axes, (name, case) in zip(figure.subplots(1, 2), cases.items(), strict=True):
-        n = result["config"]["error_size"]
+    panels = figure.subplots(1, 2)
+    n = result["config"]["error_size"]
+    for axes, (name, case) in zip(panels, cases.items(), strict=True):
         _panel(axes, f"{KERNELS[name]}, n = {n}: median error 1 − |cos|", "eigenpair j")
         for method in (method for method in case["methods"] if method != "nystrom"):
             values = np.maximum(case["methods"][method]["median"]["sample"], 1e-12)
             places = range(1, len(values) + 1)
-            axes.semilogy(places, values, "o-", color=COLORS[method], label=LABELS[method])
+            style = {"lw": 2.6} if method == "neuralef" else {"lw": 1.2}
+            axes.semilogy(
+                places, values, "o-", ms=4, color=COLORS[method], label=LABELS[method], **style
+            )
         published = next(value for key, value in result["paper"].items() if "code" in key)[name]
         label = "the authors' released code"
-        axes.semilogy(range(1, len(published) + 1), published, "x", color="0.4", label=label)
+        axes.semilogy(range(1, len(published) + 1), published, "x", color="0.3", label=label)
         axes.set_ylim(5e-13, 3)
         axes.set_xticks(places)
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
-    )
+    _legend_below(figure, panels[0])
     return figure
+
+
+def cost(result: dict[str, Any]) -> Figure:
+    """The error that seconds buy, and the cost of a new point against n."""
+    measured = result["measured"]
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _panel(left, "RBF kernel: worst error of the top five", "seconds to solve")
+    for name, runs in measured["tradeoff"].items():
+        seconds = [run["seconds"] for run in runs]
+        worst = [max(1e-12, *run["errors"][:5]) for run in runs]
+        left.loglog(seconds, worst, "o-", ms=4, color=COLORS[name], label=LABELS[name])
+    _panel(right, "microseconds for a new point", "points n that were solved on")
+    for name, costs in measured["evaluation"].items():
+        right.loglog([int(n) for n in costs], list(costs.values()), "o-", ms=4, color=COLORS[name])
+    _legend_below(figure, left)
+    return figure
+
+
+def _legend_below(figure: Figure, axes: Axes) -> None:
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
 
 def spectrum(result: dict[str, Any]) -> Figure:

@@ -96,6 +96,14 @@ def classic(result: dict[str, Any]) -> Iterator[Table | str]:
         ]
         title = f"{name}: error against the same-sample exact solution, median over seeds"
         yield _table(title, ("method", *(str(j + 1) for j in range(pairs))), rows)
+    rows = [
+        (method, *(f"{run['seconds']:.2g} s: {_power(max(run['errors'][:5]))}" for run in runs))
+        for method, runs in measured["tradeoff"].items()
+    ]
+    budgets = max(len(row) for row in rows) - 1
+    rows = [(*row, *[""] * (budgets + 1 - len(row))) for row in rows]
+    title = "rbf: worst error of the top five after so many seconds"
+    yield _table(title, ("method", *[""] * budgets), rows)
     sizes = list(measured["seconds"]["neuralef"])
     rows = [
         (method, *(_number(spent.get(n)) for n in sizes))

@@ -21,7 +21,7 @@ from neuralef.experiments.quadrature import legendre, quadrature_spectrum
 from neuralef.experiments.record import write_figure, write_result
 from neuralef.kernels import RBF, Kernel, Polynomial
 from neuralef.metrics import eigenfunction_error
-from neuralef.solvers import NeuralEF, Nystrom, Solver
+from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN
 from neuralef.spectrum import Spectrum
 
 Report = Callable[[str], None]
@@ -61,17 +61,19 @@ class Preset:
     error_size: int
     time_sizes: tuple[int, ...]
     nystrom_limit: float  # seconds that Nyström may be expected to take before its curve ends
+    budgets: tuple[int, ...]  # of steps, for the error against seconds
 
 
 PRESETS = {
     "quick": Preset(
         k=10,
-        steps=600,
+        steps=500,
         seeds=1,
         curve_sizes=(64, 256),
-        error_size=1024,
+        error_size=512,
         time_sizes=(64, 1024, 16384),
         nystrom_limit=5.0,
+        budgets=(100, 400),
     ),
     "paper": Preset(
         k=10,
@@ -81,17 +83,33 @@ PRESETS = {
         error_size=1024,
         time_sizes=(64, 256, 1024, 4096, 16384, 65536, 262144, 1000000),
         nystrom_limit=600.0,
+        budgets=(125, 250, 500, 1000, 2000),
     ),
 }
 
 
-def neural_solvers(preset: Preset, seed: int, progress: bool | None = False) -> dict[str, Solver]:
-    """The methods that train: ours, and the paper's own."""
-    k, steps = preset.k, preset.steps
+def trained_solvers(k: int, steps: int, seed: int) -> dict[str, Solver]:
+    """The methods that train networks, all with our defaults but for "paper", Algorithm 1."""
+    common: dict[str, Any] = {"steps": steps, "seed": seed, "progress": False}
     return {
-        "neuralef": NeuralEF(k, steps=steps, seed=seed, progress=progress),
-        "paper": NeuralEF.paper(k, steps=steps, seed=seed, progress=progress),
+        "neuralef": NeuralEF(k, **common),
+        "paper": NeuralEF.paper(k, **common),
+        "mu": NeuralEF(k, deflation="mu", **common),
+        "spin": SpIN(k, **common),
+        "spin-memory": SpIN(k, memory=0.99, **common),
+        "nestedlora": NestedLoRA(k, **common),
     }
+
+
+def approximate_solvers(problem: Problem, k: int, n: int, seed: int) -> dict[str, Solver]:
+    """The classic approximations: an eighth of the points as landmarks, a thousand features."""
+    landmarks = max(k, n // 8)
+    solvers: dict[str, Solver] = {
+        "landmarks": Nystrom(k, landmarks=landmarks, selection="k-means++", seed=seed)
+    }
+    if isinstance(problem.kernel, RBF):
+        solvers["random-features"] = RandomFeatures(k, features=1000, seed=seed)
+    return solvers
 
 
 def solve_quietly(solver: Solver, problem: Problem, x: Tensor) -> tuple[Spectrum, float]:
@@ -128,16 +146,19 @@ def measure_errors(
         rows.setdefault("nystrom", []).append(
             {"truth": sampling.tolist(), "rank": exact.rank, "seconds": seconds}
         )
-        for name, solver in neural_solvers(preset, seed).items():
-            spectrum, seconds = solve_quietly(solver, problem, x.float().to(device))
+        solvers = trained_solvers(preset.k, preset.steps, seed)
+        solvers |= approximate_solvers(problem, preset.k, preset.error_size, seed)
+        for name, solver in solvers.items():
+            points = x if name in ("landmarks", "random-features") else x.float()
+            spectrum, seconds = solve_quietly(solver, problem, points.to(device))
             spectrum = spectrum.to("cpu")
             pairs = min(spectrum.k, exact.k)
             ratio = spectrum.eigenvalues[:pairs] / exact.eigenvalues[:pairs]
             rows.setdefault(name, []).append(
                 {
-                    "sample": compare(spectrum, exact, x).tolist(),
-                    "truth": compare(spectrum, truth, nodes, weights).tolist(),
-                    "eigenvalues": (ratio - 1).abs().tolist(),
+                    "sample": _padded(compare(spectrum, exact, x), exact.k),
+                    "truth": _padded(compare(spectrum, truth, nodes, weights), truth.k),
+                    "eigenvalues": _padded((ratio - 1).abs(), exact.k),
                     "rank": spectrum.rank,
                     "seconds": seconds,
                 }
@@ -147,6 +168,11 @@ def measure_errors(
         "truth": truth.eigenvalues.tolist(),
         "methods": {name: {"runs": runs, "median": _medians(runs)} for name, runs in rows.items()},
     }
+
+
+def _padded(errors: Tensor, pairs: int) -> list[float]:
+    """A pair that was not found at all is wrong by 1."""
+    return [*errors.tolist(), *[1.0] * (pairs - len(errors))]
 
 
 def _medians(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
@@ -165,8 +191,9 @@ def measure_curves(
     truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, preset.k)
     x = problem.sample(n, seed)
     spectra = {"nystrom": solve_quietly(Nystrom(preset.k), problem, x)[0]}
-    for name, solver in neural_solvers(preset, seed).items():
-        spectra[name] = solve_quietly(solver, problem, x.float().to(device))[0].to("cpu")
+    solvers = trained_solvers(preset.k, preset.steps, seed)
+    for name in ("neuralef", "paper", "spin"):
+        spectra[name] = solve_quietly(solvers[name], problem, x.float().to(device))[0].to("cpu")
     with torch.no_grad():
         reference = truth(grid)
         curves = {"truth": reference}
@@ -192,7 +219,7 @@ def measure_times(
     forecast = 0.0
     for n in preset.time_sizes:
         x = problem.sample(n, seed).float().to(device)
-        solvers = neural_solvers(preset, seed)
+        solvers = trained_solvers(preset.k, preset.steps, seed)
         if forecast <= preset.nystrom_limit:
             solvers["nystrom"] = Nystrom(preset.k, method="dense")
         for name, solver in solvers.items():
@@ -215,6 +242,7 @@ def run(
 ) -> dict[str, Any]:
     """The whole study into the folder `out`: result.json and its figures."""
     from neuralef import plots
+    from neuralef.experiments.cost import error_against_seconds, evaluation_cost
 
     settings = PRESETS[preset]
     measured: dict[str, Any] = {"errors": {}, "curves": {}}
@@ -224,6 +252,8 @@ def run(
             str(n): measure_curves(problem, settings, n, device, seed) for n in settings.curve_sizes
         }
     measured["seconds"] = measure_times(PROBLEMS[1], settings, device, seed, report)
+    measured["tradeoff"] = error_against_seconds(PROBLEMS[0], settings, device, seed, report)
+    measured["evaluation"] = evaluation_cost(PROBLEMS[0], settings, device, seed)
     paper = {"figure": "2 and C.1", "published code, n = 1024, median of 5 seeds": PUBLISHED}
     result = write_result(
         out,
@@ -234,9 +264,8 @@ def run(
         paper=paper,
         device=device,
     )
-    write_figure(out, "figure2", plots.figure2(result))
-    write_figure(out, "functions", plots.all_functions(result))
-    write_figure(out, "errors", plots.errors(result))
+    for name in ("figure2", "all_functions", "errors", "cost"):
+        write_figure(out, name, getattr(plots, name)(result))
     return result
 
 
