@@ -13,7 +13,10 @@ from neuralef.experiments.record import write_result
 
 BENCHMARKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "stacked": loop.stacked_against_plain_loop,
-    "deflation": loop.exact_against_paper,
+    "paper": loop.paper_deflation,
+    "spin": loop.spin,
+    "spin-memory": loop.spin_memory,
+    "nestedlora": loop.nestedlora,
     "growth-time": growth.step_time,
     "growth-memory": growth.step_memory,
     "evaluation": growth.evaluation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from neuralef.benchmarks.timing import fastest
 from torch import nn
 
 from neuralef.experiments.classic import PROBLEMS
-from neuralef.solvers import NeuralEF
+from neuralef.solvers import NestedLoRA, NeuralEF, SpIN
+from neuralef.solvers.trained import TrainedSolver
 
 K, STEPS, POINTS, BATCH = 10, 2000, 1024, 256
 
@@ -81,14 +83,33 @@ def stacked_against_plain_loop(device: str) -> dict[str, Any]:
     return _row(what, seconds, "stacked", "plain loop", 0.7)
 
 
-def exact_against_paper(device: str) -> dict[str, Any]:
+def _against_neuralef(
+    device: str, rival: TrainedSolver, name: str, goal: float | None
+) -> dict[str, Any]:
+    """500 steps of a rival over 500 of NeuralEF, with the same networks and batches."""
     problem = PROBLEMS[0]
     gram = problem.kernel.gram(problem.sample(POINTS, seed=0).float().to(device))
-    settings = {"steps": 500, "oversample": 0, "refine": False, "progress": False}
-    seconds = fastest(
-        {
-            deflation: lambda d=deflation: NeuralEF(K, deflation=d, **settings).solve(gram)
-            for deflation in ("exact", "paper")
-        }
-    )
-    return _row("500 steps, exact / paper deflation", seconds, "exact", "paper", 1.3)
+    ours = replace_settings(NeuralEF(K))
+    rival = replace_settings(rival)
+    seconds = fastest({name: lambda: rival.solve(gram), "neuralef": lambda: ours.solve(gram)})
+    return _row(f"500 steps, {name} / NeuralEF", seconds, name, "neuralef", goal)
+
+
+def replace_settings(solver: TrainedSolver) -> TrainedSolver:
+    return replace(solver, steps=500, oversample=0, refine=False, progress=False)
+
+
+def paper_deflation(device: str) -> dict[str, Any]:
+    return _against_neuralef(device, NeuralEF(K, deflation="paper"), "paper deflation", None)
+
+
+def spin(device: str) -> dict[str, Any]:
+    return _against_neuralef(device, SpIN(K), "SpIN without memory", 1.2)
+
+
+def spin_memory(device: str) -> dict[str, Any]:
+    return _against_neuralef(device, SpIN(K, memory=0.99), "SpIN with memory", None)
+
+
+def nestedlora(device: str) -> dict[str, Any]:
+    return _against_neuralef(device, NestedLoRA(K), "NestedLoRA", None)

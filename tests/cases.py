@@ -221,6 +221,11 @@ SOLVERS = [
     Case("NeuralEF", lambda k: nef.NeuralEF(k, steps=40), exact=False),
     Case("NeuralEF paper deflation",
          lambda k: nef.NeuralEF(k, deflation="paper", steps=40), exact=False),
+    Case("NeuralEF mu", lambda k: nef.NeuralEF(k, deflation="mu", steps=40), exact=False),
+    Case("SpIN", lambda k: nef.SpIN(k, steps=40), exact=False),
+    Case("NestedLoRA", lambda k: nef.NestedLoRA(k, steps=40), exact=False),
+    Case("NestedLoRA joint",
+         lambda k: nef.NestedLoRA(k, nesting="joint", steps=40), exact=False),
 ]  # fmt: skip
 EXACT = [case for case in SOLVERS if case.exact]
 

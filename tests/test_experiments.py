@@ -19,6 +19,7 @@ TINY = classic.Preset(
     error_size=100,
     time_sizes=(64, 100),
     nystrom_limit=1.0,
+    budgets=(5, 10),
 )
 # Known to six digits from an independent computation.
 KNOWN = {
@@ -59,19 +60,22 @@ def test_the_study_leaves_a_result_and_figures(study):
     assert {path.name for path in folder.iterdir()} == {
         "result.json",
         "figure2.png",
-        "functions.png",
+        "all_functions.png",
         "errors.png",
+        "cost.png",
     }
     assert result["config"] == dataclasses.asdict(TINY) | {"seed": 0}
     assert result["environment"]["torch"].startswith("2.")
-    assert len(lines) == 2 * 2 * 2 + 3 * 2  # kernels × seeds × methods, and methods × sizes
+    # seeds × methods of either kernel, methods × sizes, and methods of the error against seconds
+    assert len(lines) == 2 * (8 + 7) + 7 * 2 + 9
 
 
 def test_the_study_measures_every_pair_and_method(study):
     errors = study[1]["measured"]["errors"]
     for name, pairs in (("rbf", 10), ("polynomial", 5)):
         methods = errors[name]["methods"]
-        assert set(methods) == {"nystrom", "neuralef", "paper"}
+        assert {"nystrom", "neuralef", "paper", "mu", "spin", "nestedlora"} <= set(methods)
+        assert ("random-features" in methods) == (name == "rbf")
         runs = methods["paper"]["runs"]
         assert len(runs) == TINY.seeds
         assert len(methods["paper"]["median"]["sample"]) == pairs
@@ -82,9 +86,20 @@ def test_the_study_measures_every_pair_and_method(study):
 
 def test_tables_and_figures_of_the_study(study):
     _, result, _ = study
-    assert len(list(tables.any_result(result))) == 3
+    assert len(list(tables.any_result(result))) == 4
     assert len(plots.figure2(result).axes) == 3
     assert len(plots.all_functions(result).axes) == 4
+    assert len(plots.cost(result).axes) == 2
+
+
+def test_the_study_compares_costs(study):
+    measured = study[1]["measured"]
+    assert all(
+        len(runs) == 2 for name, runs in measured["tradeoff"].items() if name in ("spin", "mu")
+    )
+    costs = measured["evaluation"]
+    assert costs["neuralef"]["64"] == costs["neuralef"]["100"] > 0
+    assert set(costs["nystrom"]) == {"64"}
 
 
 def test_eigenfunction_error_is_blind_to_sign_and_scale():

@@ -44,6 +44,16 @@ def test_five_eigenfunctions_of_the_polynomial_kernel():
     assert float(eigenvalues.median(0).values.max()) <= 0.02
 
 
+def test_spin_without_memory():
+    functions, _, _ = errors(PROBLEMS[0], lambda seed: nef.SpIN(10, seed=seed))
+    assert float(functions.median(0).values[:8].max()) <= 5e-3
+
+
+def test_nested_lora_after_refinement():
+    functions, _, _ = errors(PROBLEMS[0], lambda seed: nef.NestedLoRA(10, seed=seed))
+    assert float(functions.median(0).values[:7].max()) <= 0.15
+
+
 @pytest.mark.parametrize(("problem", "ordered"), list(zip(PROBLEMS, (3, 2), strict=True)))
 def test_the_published_objective_orders_the_first_few_only(problem, ordered):
     functions, _, _ = errors(problem, lambda seed: nef.NeuralEF.paper(10, seed=seed))
