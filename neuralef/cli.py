@@ -113,9 +113,18 @@ def fit(
         int | None, typer.Option(help="Linear layers of mlpgp and mlpntk [3].")
     ] = None,
     center: Annotated[bool, typer.Option(help="Centre the kernel: kernel PCA.")] = False,
-    solver: Annotated[str, typer.Option(help="neuralef, nystrom or subspace.")] = "neuralef",
-    steps: Annotated[int | None, typer.Option(help="Of neuralef [2000].")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Of neuralef [256].")] = None,
+    solver: Annotated[
+        str,
+        typer.Option(help="neuralef, spin, nestedlora, nystrom, subspace or random-features."),
+    ] = "neuralef",
+    steps: Annotated[int | None, typer.Option(help="Of solvers that train [2000].")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Of solvers that train [256].")
+    ] = None,
+    landmarks: Annotated[
+        int | None, typer.Option(help="Of nystrom: solve on so many random points [all].")
+    ] = None,
+    features: Annotated[int | None, typer.Option(help="Of random-features [1000].")] = None,
     held_out: Annotated[
         float, typer.Option(help="Share of the points kept for the certificate.")
     ] = 0.1,
@@ -135,7 +144,8 @@ def fit(
     settings = study.Fit(
         data=str(data), kernel=kernel, k=k, lengthscale=lengthscale, nu=nu, period=period,
         degree=degree, bias=bias, activation=activation, depth=depth, center=center, solver=solver,
-        steps=steps, batch_size=batch_size, held_out=held_out, array=array, dtype=dtype, seed=seed,
+        steps=steps, batch_size=batch_size, landmarks=landmarks, features=features,
+        held_out=held_out, array=array, dtype=dtype, seed=seed,
     )  # fmt: skip
     try:
         result = study.run(settings, out, device=device, progress=False if show_json else None)

@@ -53,9 +53,11 @@ def test_demo_keeps_its_promises(neuralef, tmp_path):
     assert "not certifiable" in out
 
 
-@pytest.mark.parametrize("solver", ["neuralef", "nystrom", "subspace"])
+@pytest.mark.parametrize(
+    "solver", ["neuralef", "spin", "nestedlora", "nystrom", "subspace", "random-features"]
+)
 def test_fit_transform_show(neuralef, table, tmp_path, solver):
-    steps = ("--steps", 100) if solver == "neuralef" else ()
+    steps = ("--steps", 100) if solver in ("neuralef", "spin", "nestedlora") else ()
     words = ("--solver", solver, "--k", 4, *steps, "-o", "run", "--json")
     code, out, _ = neuralef("fit", "x.npy", *words)
     assert code == 0

@@ -210,5 +210,6 @@ def test_settings_of_the_solver_travel_with_the_result():
     solver = nef.Nystrom(2, seed=5)
     spectrum = solver.solve(Function(lambda a, b: a @ b.T).gram(points(POINTS)))
     assert spectrum.solver == {
-        "name": "Nystrom", "k": 2, "landmarks": None, "method": "auto", "seed": 5,
+        "name": "Nystrom", "k": 2, "seed": 5, "landmarks": None,
+        "selection": "uniform", "method": "auto",
     }  # fmt: skip

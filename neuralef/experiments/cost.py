@@ -32,7 +32,9 @@ def _budgets(preset: Preset, seed: int) -> dict[str, list[Solver]]:
         for name, solver in trained_solvers(preset.k, steps, seed).items():
             runs.setdefault(name, []).append(solver)
     runs["landmarks"] = [
-        Nystrom(preset.k, landmarks=m, selection="k-means++", seed=seed) for m in LANDMARKS
+        Nystrom(preset.k, landmarks=m, selection="k-means++", seed=seed)
+        for m in LANDMARKS
+        if m <= preset.error_size
     ]
     runs["random-features"] = [RandomFeatures(preset.k, features=s, seed=seed) for s in FEATURES]
     runs["nystrom"] = [Nystrom(preset.k)]

@@ -17,7 +17,15 @@ from neuralef.data.tables import check_table_name, read_table, write_table
 from neuralef.experiments.record import write_figure, write_result
 from neuralef.files import check_writable, load
 from neuralef.kernels import MLPGP, MLPNTK, RBF, Kernel, Linear, Matern, Periodic, Polynomial
-from neuralef.solvers import NeuralEF, Nystrom, Solver, Subspace
+from neuralef.solvers import (
+    NestedLoRA,
+    NeuralEF,
+    Nystrom,
+    RandomFeatures,
+    Solver,
+    SpIN,
+    Subspace,
+)
 from neuralef.spectrum import Spectrum
 
 # What each kernel takes, by the names of its constructor; all else is refused.
@@ -32,8 +40,11 @@ KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
 }
 SOLVERS: dict[str, tuple[Callable[..., Solver], tuple[str, ...]]] = {
     "neuralef": (NeuralEF, ("steps", "batch_size")),
-    "nystrom": (Nystrom, ()),
+    "spin": (SpIN, ("steps", "batch_size")),
+    "nestedlora": (NestedLoRA, ("steps", "batch_size")),
+    "nystrom": (Nystrom, ("landmarks",)),
     "subspace": (Subspace, ()),
+    "random-features": (RandomFeatures, ("features",)),
 }
 # Points from which the automatic lengthscale and the means of a centred kernel are taken.
 REFERENCE_POINTS = 2000
@@ -59,6 +70,8 @@ class Fit:
     solver: str = "neuralef"
     steps: int | None = None
     batch_size: int | None = None
+    landmarks: int | None = None
+    features: int | None = None
     held_out: float = 0.1
     array: str | None = None
     dtype: str = "float32"
@@ -96,9 +109,14 @@ class Fit:
         """The solver."""
         kind, _ = SOLVERS[self.solver]
         options = self._given(SOLVERS, self.solver)
-        if kind is NeuralEF:
+        if self.trains:
             options["progress"] = progress
         return kind(self.k, seed=self.seed, **options)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the solver trains networks, and so keeps checkpoints."""
+        return "steps" in SOLVERS[self.solver][1]
 
 
 def median_distance(x: Tensor) -> float:
@@ -141,7 +159,7 @@ def run(
     kernel = settings.make_kernel(x)
     gram, validation = kernel.gram(x), kernel.gram(fresh) if held_out else None
     check_writable(out)
-    checkpoint = out / "checkpoint.safetensors" if settings.solver == "neuralef" else None
+    checkpoint = out / "checkpoint.safetensors" if settings.trains else None
     start = time.perf_counter()
     spectrum = settings.make_solver(progress).solve(
         gram, validation=validation, checkpoint=checkpoint
