@@ -74,8 +74,7 @@ class KernelGram(Gram):
 
     def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
         """ψ(x) = κ(x, X) · ψ(X)/(n μ)."""
-        kernel = copy.deepcopy(self.kernel).requires_grad_(False)  # the user may train theirs on
-        return KernelFeatures(kernel, self.x), rows / (len(self) * eigenvalues[:, None])
+        return KernelFeatures(self.kernel, self.x), rows / (len(self) * eigenvalues[:, None])
 
     def rounding(self) -> Tensor:
         """The size of the rounding errors in κ's values, for each eigenproblem: (g,)."""

@@ -211,7 +211,7 @@ class Coregional(Kernel):
         if not torch.equal(given, given.T) or values[0] < -1e-12 * values[-1]:
             raise ValueError("covariance must be symmetric and positive semi-definite")
         self.kernel = kernel
-        self.root = nn.Parameter(vectors * values.clamp_min(0).sqrt())
+        self.root = nn.Parameter((vectors * values.clamp_min(0).sqrt()).contiguous())
         self.outputs = len(given)
 
     @property

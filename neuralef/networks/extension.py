@@ -6,6 +6,7 @@ functions.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -17,13 +18,16 @@ from neuralef.rebuild import rebuildable
 
 @rebuildable
 class KernelFeatures(nn.Module):
-    """x ↦ κ(x, Z) for landmarks Z: the features of Nyström's formula."""
+    """x ↦ κ(x, Z) for landmarks Z: the features of Nyström's formula.
+
+    It keeps a frozen copy of the kernel, which its user may train on.
+    """
 
     landmarks: Tensor
 
     def __init__(self, kernel: Kernel, landmarks: Tensor) -> None:
         super().__init__()
-        self.kernel = kernel
+        self.kernel = copy.deepcopy(kernel).requires_grad_(False)
         self.register_buffer("landmarks", landmarks)
 
     def forward(self, x: Tensor) -> Tensor:

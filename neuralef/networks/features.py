@@ -5,6 +5,7 @@ Each gives φ(x) (n, s) with κ(x, x′) ≈ φ(x)·φ(x′)/s.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -68,7 +69,7 @@ class LandmarkFeatures(nn.Module):
 
     def __init__(self, kernel: Kernel, landmarks: Tensor, whitening: Tensor) -> None:
         super().__init__()
-        self.kernel = kernel
+        self.kernel = copy.deepcopy(kernel).requires_grad_(False)  # its user may train it on
         self.register_buffer("landmarks", landmarks)
         self.register_buffer("whitening", whitening)
 

@@ -5,7 +5,6 @@ E. J. Nyström, Acta Mathematica 54, 1930; C. Williams and M. Seeger, NIPS 2000.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +66,7 @@ class Nystrom(ExactSolver):
         if not projected:
             return gram[index]
         assert isinstance(gram, KernelGram)
-        kernel = copy.deepcopy(gram.kernel).requires_grad_(False)
-        feature_map = landmark_features(kernel, gram.x[index])
+        feature_map = landmark_features(gram.kernel, gram.x[index])
         phi = torch.cat([feature_map(part) for part in gram.x.split(POINTS_AT_ONCE)])
         return FeatureGram(gram.x, phi, feature_map)
 
