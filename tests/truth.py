@@ -25,7 +25,7 @@ def dense_pairs(matrix, n):
     return values[::-1] / n, vectors[:, ::-1]
 
 
-def assert_pairs(gram, matrix, eigenvalues, psi, *, values=1e-8, functions=1e-7):
+def assert_pairs(gram, matrix, eigenvalues, psi, *, values=1e-8, functions=1e-8):
     """Eigenpairs equal those of the dense matrix, eigenspaces of equal eigenvalues as one."""
     n = len(gram)
     matrices = folded(matrix, gram.groups)

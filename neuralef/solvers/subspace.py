@@ -35,7 +35,7 @@ class Subspace(ExactSolver):
     4
     """
 
-    tolerance: float = 1e-8
+    tolerance: float = 1e-10
     iterations: int = 200
     oversample: int = 16
 
