@@ -79,8 +79,8 @@ def test_the_study_measures_every_pair_and_method(study):
         runs = methods["paper"]["runs"]
         assert len(runs) == TINY.seeds
         assert len(methods["paper"]["median"]["sample"]) == pairs
-        by_hand = np.median([run["sample"][0] for run in runs[:1]])
-        assert by_hand == runs[0]["sample"][0]
+        firsts = sorted(run["sample"][0] for run in runs)
+        assert methods["paper"]["median"]["sample"][0] == firsts[0]  # the lower of two
         assert all(0 <= error <= 1 for error in methods["nystrom"]["median"]["truth"])
 
 
