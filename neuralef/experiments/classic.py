@@ -178,7 +178,7 @@ def _padded(errors: Tensor, pairs: int) -> list[float]:
 def _medians(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     keys = [key for key, value in runs[0].items() if isinstance(value, list)]
     return {
-        key: torch.tensor([run[key] for run in runs]).double().median(0).values.tolist()
+        key: torch.tensor([run[key] for run in runs], dtype=torch.float64).median(0).values.tolist()
         for key in keys
     }
 
