@@ -227,5 +227,7 @@ def spectrum(result: dict[str, Any]) -> Figure:
         left.legend(frameon=False, fontsize=8)
     _panel(right, "residual ‖Kψ − μψ‖/μ", "j")
     residuals = np.array(np.atleast_2d(measured["residuals"]), dtype=float)
-    right.semilogy(places, np.maximum(residuals, 1e-16).T, "o-", color=COLORS["paper"], ms=4)
+    residuals = np.maximum(residuals, 1e-16)
+    right.semilogy(places, residuals.T, "o-", color=COLORS["paper"], ms=4)
+    right.set_ylim(np.nanmin(residuals) / 3, 3 * np.nanmax(residuals))  # not zoomed into noise
     return figure
