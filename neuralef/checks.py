@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -9,21 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neuralef.points import PointDict, Points, named_tensors
 
-def check_points(x: Any, name: str = "x") -> Tensor:
-    """x as a float32 or float64 tensor of finite points; other dtypes become float32."""
-    if not isinstance(x, Tensor):
-        try:
-            if isinstance(x, np.ndarray):  # torch takes neither reversed views nor foreign bytes
-                x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
-            x = torch.as_tensor(x)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"{name} must be a tensor or an array of numbers, got {type(x).__name__}"
-            ) from error
+
+def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
+    """x as a tensor of finite points (n, …), or a mapping of such tensors as a `PointDict`.
+
+    float32, float64 and, if `integers` are welcome as token ids, int32 and int64 are left as they
+    are; other dtypes become float32. In a mapping integers are always welcome.
+    """
+    if isinstance(x, Mapping):
+        return _check_point_dict(x, name)
+    x = _as_tensor(x, name)
     if x.is_complex():
         raise TypeError(f"{name} must be real, got {x.dtype}")
-    if x.dtype not in (torch.float32, torch.float64):
+    kept = (torch.float32, torch.float64, *((torch.int32, torch.int64) if integers else ()))
+    if x.dtype not in kept:
         x = x.float()
     if x.ndim < 2:
         raise ValueError(
@@ -36,6 +38,41 @@ def check_points(x: Any, name: str = "x") -> Tensor:
     return x
 
 
+def _as_tensor(x: Any, name: str) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    try:
+        if isinstance(x, np.ndarray):  # torch takes neither reversed views nor foreign bytes
+            x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
+        return torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} must be a tensor, an array of numbers or a dict of tensors, "
+            f"got {type(x).__name__}"
+        ) from error
+
+
+def _check_point_dict(x: Mapping[str, Any], name: str) -> PointDict:
+    """A dict of tensors with one row per point each; masks may be (n,) and of any dtype."""
+    points = PointDict()
+    if not dict(x):
+        raise ValueError(f"{name} is an empty dict")
+    for key, value in x.items():
+        if not isinstance(key, str):
+            raise TypeError(f"the keys of {name} must be strings, got {key!r}")
+        tensor = _as_tensor(value, f"{name}[{key!r}]")
+        if tensor.ndim == 0 or tensor.numel() == 0:
+            raise ValueError(f"{name}[{key!r}] holds no points: shape {tuple(tensor.shape)}")
+        if tensor.is_floating_point():
+            check_finite(tensor, f"{name}[{key!r}]")
+        points[key] = tensor
+    for what in ("points", "devices"):
+        found = {len(t) if what == "points" else t.device for t in points.values()}
+        if len(found) > 1:
+            raise ValueError(f"the tensors of {name} differ in their {what}: {found}")
+    return points
+
+
 def check_finite(values: Tensor, name: str) -> None:
     """Refuse NaN and infinities, saying where the first one is."""
     finite = values.isfinite()
@@ -45,8 +82,20 @@ def check_finite(values: Tensor, name: str) -> None:
         raise ValueError(f"{name} holds {count} NaN or infinite values, the first at index {where}")
 
 
-def check_alike(first: Tensor, second: Tensor, names: tuple[str, str]) -> None:
-    """Refuse two tensors of different devices, dtypes or point shapes."""
+def check_alike(first: Points, second: Points, names: tuple[str, str]) -> None:
+    """Refuse points of different devices, dtypes, shapes or names."""
+    one, other = named_tensors(first, ""), named_tensors(second, "")
+    if set(one) != set(other):
+        raise ValueError(f"{names[0]} and {names[1]} differ: {_kind(first)} and {_kind(second)}")
+    for key, tensor in one.items():
+        _check_alike(tensor, other[key], names)
+
+
+def _kind(x: Points) -> str:
+    return "a tensor" if isinstance(x, Tensor) else f"a dict of {', '.join(sorted(x))}"
+
+
+def _check_alike(first: Tensor, second: Tensor, names: tuple[str, str]) -> None:
     for what in ("device", "dtype"):
         one, other = getattr(first, what), getattr(second, what)
         if one != other:
@@ -54,7 +103,8 @@ def check_alike(first: Tensor, second: Tensor, names: tuple[str, str]) -> None:
                 f"{names[0]} and {names[1]} differ in {what}: {one} and {other}; "
                 f"move one with .to({what}=…)"
             )
-    if first.shape[1:] != second.shape[1:]:
+    # sequences of token ids may be of any length
+    if first.is_floating_point() and first.shape[1:] != second.shape[1:]:
         raise ValueError(
             f"points of {names[0]} have shape {tuple(first.shape[1:])}, "
             f"those of {names[1]} {tuple(second.shape[1:])}"
@@ -63,6 +113,9 @@ def check_alike(first: Tensor, second: Tensor, names: tuple[str, str]) -> None:
 
 def check_pair(x1: Tensor, x2: Tensor) -> None:
     """The two arguments of a vector kernel: (n1, d) and (n2, d), alike."""
+    for x in (x1, x2):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"this kernel takes points (n, d), got {type(x).__name__}")
     if x1 is not x2:
         check_alike(x1, x2, ("x1", "x2"))
     if x1.ndim < 2:

@@ -17,15 +17,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from neuralef.certificate import Certificate
-from neuralef.kernels.base import Kernel
+from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.networks.extension import FeatureMap, KernelFeatures
 from neuralef.networks.normalization import L2BatchNorm, Normalized
+from neuralef.networks.tangent import TangentFunctions
+from neuralef.points import PointDict, Points
 from neuralef.rebuild import describe, rebuild
 from neuralef.spectrum import Spectrum
 
 SPECTRUM = "neuralef spectrum 1"
 CHECKPOINT = "neuralef checkpoint 1"
 VALIDATION = "validation."
+# What a user passes to `load`, by the class of the network in the file.
+PASSED = {"KernelFeatures": "kernel", "FeatureMap": "feature_map", "TangentFunctions": "model"}
 BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
 
 
@@ -94,6 +98,7 @@ def save_spectrum(spectrum: Spectrum, path: Path) -> None:
         "network_class": type(spectrum.network).__name__,
         "outputs": spectrum.outputs,
         "independent": spectrum.independent,
+        "example": spectrum.example_keys,
         "solver": spectrum.solver,
         "history": spectrum.history,
     }
@@ -110,18 +115,19 @@ def load(
     *,
     network: nn.Module | None = None,
     kernel: Kernel | None = None,
-    feature_map: nn.Module | None = None,
+    feature_map: Callable[[Any], Tensor] | Kernel | None = None,
+    model: nn.Module | None = None,
     device: str | torch.device = "cpu",
 ) -> Spectrum:
     """Read a spectrum that `Spectrum.save` wrote.
 
-    Our own networks and kernels are rebuilt from the file; a `network`, `kernel` or `feature_map`
-    of the user's own is passed in, made as it was made for the solver, and gets its tensors from
-    the file.
+    Our own networks and kernels are rebuilt from the file; a `network`, a `kernel`, a `feature_map`
+    (or the kernel that has it), or the `model` of an NTK is passed in, made as it was made for the
+    solver, and gets its tensors from the file.
     """
     path = Path(path)
     header, tensors = read_tensors(path, SPECTRUM)
-    given = {"network": network, "kernel": kernel, "feature_map": feature_map}
+    given = {"network": network, "kernel": kernel, "feature_map": feature_map, "model": model}
     try:
         module = _network(path, header, tensors, given)
         return _assemble(module, header, tensors).to(device)
@@ -141,7 +147,7 @@ def _assemble(module: nn.Module, header: dict[str, Any], tensors: dict[str, Tens
     spectrum = Spectrum(
         module,
         **{name: tensors[name] if independent else tensors[name][None] for name in BUFFERS},
-        example=tensors["example"],
+        example=_example(header["example"], tensors),
         outputs=header["outputs"],
         independent=independent,
         solver=header["solver"],
@@ -151,6 +157,12 @@ def _assemble(module: nn.Module, header: dict[str, Any], tensors: dict[str, Tens
     if certificate:
         spectrum.validation = Certificate(points=header["validation_points"], **certificate)
     return spectrum
+
+
+def _example(keys: list[str] | None, tensors: dict[str, Tensor]) -> Points:
+    if keys is None:
+        return tensors["example"]
+    return PointDict({key: tensors[f"example_{key}"] for key in keys})
 
 
 def _network(
@@ -163,7 +175,7 @@ def _network(
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
     kind = header["network_class"]
-    needed = {"KernelFeatures": "kernel", "FeatureMap": "feature_map"}.get(kind, "network")
+    needed = PASSED.get(kind, "network")
     part = given[needed]
     if part is None:
         raise ValueError(
@@ -172,7 +184,10 @@ def _network(
     if kind == "KernelFeatures":
         return KernelFeatures(part, torch.ones_like(tensors["network.landmarks"]))
     if kind == "FeatureMap":
-        return FeatureMap(part)
+        return FeatureMap(SampledFeatures(part) if isinstance(part, Kernel) else part)
+    if kind == "TangentFunctions":
+        directions = torch.ones_like(tensors["network.directions"])
+        return TangentFunctions(part, directions, header["outputs"])
     if kind == "Normalized" and not isinstance(part, Normalized):
         k = tensors["network.normalization.mean_square"].shape[-1]
         return Normalized(part, L2BatchNorm(k, header["outputs"], header["independent"]))

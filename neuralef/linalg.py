@@ -87,3 +87,32 @@ def check_definite(values: Tensor, rounding: Tensor, where: str) -> None:
         )
     if not bool((largest > rounding).all()):
         raise ValueError(f"the kernel vanishes on the data: {where} has no positive eigenvalue")
+
+
+def random_signs(
+    rows: int, columns: range, seed: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Columns of a matrix of independent signs ±1, (rows, columns), the same on every device.
+
+    Sign (i, j) is a bit of SplitMix64 (Steele, Lea and Flood 2014) at a counter: it depends on i, j
+    and the seed alone, so any part of the matrix can be made by itself.
+    """
+    words = torch.arange(columns.start // 64, -(-columns.stop // 64), device=device)
+    counters = torch.arange(rows, device=device)[:, None] + (words << 40)
+    bits = _splitmix(_splitmix(counters) ^ _splitmix(torch.tensor(seed, device=device)))
+    signs = torch.empty(rows, len(words), 64, dtype=dtype, device=device)
+    shifts = torch.arange(64, device=device)
+    some = max(1, CHUNK // (64 * len(words)))
+    for start in range(0, rows, some):
+        part = slice(start, start + some)
+        signs[part] = (1 - 2 * ((bits[part, :, None] >> shifts) & 1)).to(dtype)
+    first = columns.start % 64
+    return signs.reshape(rows, -1)[:, first : first + len(columns)]
+
+
+def _splitmix(state: Tensor) -> Tensor:
+    """One well-mixed word of 64 bits from each counter; int64 wraps around as uint64 does."""
+    z = state * -7046029254386353131 + -7046029254386353131
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)

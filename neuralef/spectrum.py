@@ -12,6 +12,7 @@ from neuralef.certificate import Certificate, certify
 from neuralef.checks import check_alike, check_count, check_points
 from neuralef.gram import Gram
 from neuralef.linalg import CHUNK
+from neuralef.points import PointDict, Points, named_tensors
 
 # Points evaluated at once: bounds the memory of hidden layers and of κ(x, Z).
 POINTS_AT_ONCE = 8192
@@ -36,7 +37,6 @@ class Spectrum(nn.Module):
     eigenvalues: Tensor
     residuals: Tensor
     mean_diagonal: Tensor
-    example: Tensor
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Spectrum(nn.Module):
         eigenvalues: Tensor,
         residuals: Tensor,
         mean_diagonal: Tensor,
-        example: Tensor,
+        example: Points,
         outputs: int = 1,
         independent: bool = False,
         solver: dict[str, Any] | None = None,
@@ -66,7 +66,9 @@ class Spectrum(nn.Module):
         self.register_buffer("eigenvalues", eigenvalues.double()[first])
         self.register_buffer("residuals", residuals.double()[first])
         self.register_buffer("mean_diagonal", mean_diagonal.double()[first])
-        self.register_buffer("example", example.detach().clone())
+        self.example_keys = None if isinstance(example, Tensor) else list(example)
+        for name, tensor in named_tensors(example, "example").items():
+            self.register_buffer(name, tensor.detach().clone())
 
     @property
     def k(self) -> int:
@@ -76,7 +78,14 @@ class Spectrum(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the points it was trained on and takes."""
-        return self.example.dtype
+        return self.point.dtype
+
+    @property
+    def point(self) -> Points:
+        """One point of the data, which new points must be like."""
+        if self.example_keys is None:
+            return self.get_buffer("example")
+        return PointDict({key: self.get_buffer(f"example_{key}") for key in self.example_keys})
 
     @property
     def rank(self) -> int:
@@ -88,26 +97,27 @@ class Spectrum(nn.Module):
         """Σ_j μ_j / E κ(x, x): the share of the kernel that these pairs explain."""
         return self.eigenvalues.sum(-1) / self.mean_diagonal
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Points) -> Tensor:
         """The eigenfunctions at the points x: (n, k), or (n, c, k)."""
-        x = check_points(x)
-        check_alike(x, self.example, ("x", "the data of this spectrum"))
+        point = self.point
+        x = check_points(x, integers=not point.dtype.is_floating_point)
+        check_alike(x, point, ("x", "the data of this spectrum"))
         points = min(POINTS_AT_ONCE, max(1, CHUNK // (self.rotation.shape[-2] * self.outputs)))
         parts = [self._evaluate(part) for part in x.split(points)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _evaluate(self, x: Tensor) -> Tensor:
+    def _evaluate(self, x: Points) -> Tensor:
         values = self.network(x)
         # float64, since a rotation out of nearly dependent functions cancels leading digits
         product = "ncm,cmk->nck" if self.independent else "...m,mk->...k"
         return torch.einsum(product, values.double(), self.rotation.double()).to(values.dtype)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Points) -> Tensor:
         """√μ_j ψ_j(x), whose inner products are the kernel: (n, k), or (n, c, k)."""
         psi = self(x)
         return psi * self.eigenvalues.clamp_min(0).sqrt().to(psi.dtype)
 
-    def kernel(self, x1: Tensor, x2: Tensor) -> Tensor:
+    def kernel(self, x1: Points, x2: Points) -> Tensor:
         """Σ_j μ_j ψ_j(x1) ψ_j(x2): (n1, n2), joint (n1·c, n2·c) or independent (c, n1, n2)."""
         first, second = self.features(x1), self.features(x2)
         if self.independent:
@@ -127,7 +137,7 @@ class Spectrum(nn.Module):
             folded[1],
             folded[2],
             folded[3],
-            self.example,
+            self.point,
             self.outputs,
             self.independent,
             self.solver,

@@ -1,5 +1,18 @@
-"""Data: readers of tables; published sets and synthetic ones."""
+"""Data: readers of tables and of published image sets; synthetic sets; augmentation."""
 
+from neuralef.data.augment import crop_and_flip
+from neuralef.data.images import read_corrupted, read_images
+from neuralef.data.sets import CORRUPTIONS
+from neuralef.data.synthetic import circles, two_moons
 from neuralef.data.tables import read_table, write_table
 
-__all__ = ["read_table", "write_table"]
+__all__ = [
+    "CORRUPTIONS",
+    "circles",
+    "crop_and_flip",
+    "read_corrupted",
+    "read_images",
+    "read_table",
+    "two_moons",
+    "write_table",
+]

@@ -3,6 +3,8 @@
 from neuralef.gram.base import Gram
 from neuralef.gram.dense import DenseGram
 from neuralef.gram.feature import FeatureGram
+from neuralef.gram.jacobian import JacobianGram
 from neuralef.gram.kernel import KernelGram
+from neuralef.gram.root import RootGram
 
-__all__ = ["DenseGram", "FeatureGram", "Gram", "KernelGram"]
+__all__ = ["DenseGram", "FeatureGram", "Gram", "JacobianGram", "KernelGram", "RootGram"]

@@ -9,30 +9,29 @@ k).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.networks.extension import TrainingPoints
+from neuralef.points import flat
 
 
 class Gram(ABC):
     """A symmetric positive semi-definite operator on the values of functions at the points `x`."""
 
-    x: Tensor
+    x: Any  # a tensor (n, …), or a PointDict
     outputs: int = 1
     independent: bool = False
-    # The width s of the root Φ of K = ΦΦᵀ/s where there is one: such a Gram cannot be indefinite,
-    # and multiplies in one pass over Φ. It then has `chunks`, `project` and `expand`.
-    features: int | None = None
 
     def __len__(self) -> int:
         return len(self.x)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the points, and so of networks trained on them."""
-        return self.x.dtype
+        """The dtype of networks trained on the points: theirs, or float32 for token ids."""
+        return self.x.dtype if self.x.dtype.is_floating_point else torch.float32
 
     def rounding(self) -> Tensor:
         """The size of the rounding errors in κ's values, for each eigenproblem: (g,)."""
@@ -104,7 +103,8 @@ class Gram(ABC):
     def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
         """Carry eigenvectors to new points by Nyström's formula ψ(x) = κ(x, X) ψ(X) / (n μ).
 
-        From rows (g, r, k) and eigenvalues (g, k): a module x ↦ h(x) and weights w, ψ(x) = h(x) w.
+        From rows (g, r, k) and eigenvalues (g, k): a module x ↦ h(x) and weights w (g, m, k) with
+        ψ(x) = h(x) w.
         """
 
     def mean_diagonal(self) -> Tensor:
@@ -122,4 +122,5 @@ def three_dimensional(block: Tensor) -> Tensor:
 def training_points(gram: Gram, rows: Tensor) -> tuple[nn.Module, Tensor]:
     """The extension of a Gram that has none: eigenvectors at the training points alone."""
     identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
-    return TrainingPoints(gram.x, gram.unfold(rows)), identity.expand(gram.groups, -1, -1)
+    points = gram.x if isinstance(gram.x, Tensor) else flat(gram.x)
+    return TrainingPoints(points, gram.unfold(rows)), identity.expand(gram.groups, -1, -1)

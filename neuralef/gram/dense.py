@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_finite, check_points
 from neuralef.gram.base import Gram, three_dimensional, training_points
+from neuralef.points import Points
 
 
 class DenseGram(Gram):
@@ -21,8 +22,8 @@ class DenseGram(Gram):
     torch.Size([4, 4])
     """
 
-    def __init__(self, x: Tensor, matrix: Tensor) -> None:
-        self.x = check_points(x)
+    def __init__(self, x: Points, matrix: Tensor) -> None:
+        self.x = check_points(x, integers=True)
         self.matrix = torch.as_tensor(matrix)
         if self.matrix.is_complex():
             raise TypeError(f"the matrix must be real, got {self.matrix.dtype}")

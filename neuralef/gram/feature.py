@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_finite, check_points
-from neuralef.gram.base import Gram, training_points
+from neuralef.gram.base import training_points
+from neuralef.gram.root import RootGram
 from neuralef.linalg import CHUNK
 from neuralef.networks.extension import FeatureMap
+from neuralef.points import Points
 from neuralef.rebuild import describe
 
 
-class FeatureGram(Gram):
+class FeatureGram(RootGram):
     """K = ΦΦᵀ/s, multiplied by the root twice, Φ(Φᵀψ)/s.
 
     `phi` is (n, s), or (n, c, s) for c outputs, joint unless `independent`; a tensor or a
@@ -30,12 +33,12 @@ class FeatureGram(Gram):
 
     def __init__(
         self,
-        x: Tensor,
+        x: Points,
         phi: Tensor,
-        feature_map: Callable[[Tensor], Tensor] | None = None,
+        feature_map: Callable[[Any], Tensor] | None = None,
         independent: bool = False,
     ) -> None:
-        self.x = check_points(x)
+        self.x = check_points(x, integers=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             self.phi = torch.as_tensor(phi)
@@ -59,7 +62,7 @@ class FeatureGram(Gram):
         if feature_map is not None:
             self._try_feature_map(feature_map)
 
-    def _try_feature_map(self, feature_map: Callable[[Tensor], Tensor]) -> None:
+    def _try_feature_map(self, feature_map: Callable[[Any], Tensor]) -> None:
         if not callable(feature_map):
             raise TypeError(f"feature_map must be callable, got {type(feature_map).__name__}")
         with torch.no_grad():
@@ -71,9 +74,20 @@ class FeatureGram(Gram):
             )
 
     @property
-    def features(self) -> int:  # type: ignore[override]
+    def features(self) -> int:
         """The width s of Φ."""
         return self.phi.shape[-1]
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        """s: K is the mean over the features."""
+        return self.features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the points or, where they are token ids, float64 if Φ is."""
+        double = self.phi.dtype == torch.float64 and not self.x.dtype.is_floating_point
+        return torch.float64 if double else super().dtype
 
     def rounding(self) -> Tensor:
         """Φ is taken as exact, and multiplied in float64."""
@@ -96,41 +110,21 @@ class FeatureGram(Gram):
             part = part.to(device=self.device, dtype=dtype)
             yield part.movedim(1, 0) if self.independent else part.reshape(1, -1, part.shape[-1])
 
-    def project(self, rows: Tensor) -> Tensor:
-        """Φᵀψ, (g, s, k)."""
-        total = rows.new_zeros(self.groups, self.features, rows.shape[-1])
-        start = 0
-        for chunk in self.chunks(rows.dtype):
-            stop = start + chunk.shape[1]
-            total += chunk.mT @ rows[:, start:stop]
-            start = stop
-        return total
-
-    def expand(self, weights: Tensor) -> Tensor:
-        """Φw, (g, r, k), from weights (g, s, k)."""
-        return torch.cat([chunk @ weights for chunk in self.chunks(weights.dtype)], dim=1)
-
-    def product(self, rows: Tensor) -> Tensor:
-        """K ψ on folded rows (g, r, k)."""
-        return self.expand(self.project(rows) / self.features)
-
-    def diagonal(self) -> Tensor:
-        """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
-        squares = torch.cat([chunk.square().mean(2) for chunk in self.chunks(torch.float64)], dim=1)
-        return self.unfold(squares[..., None])[..., 0]
-
-    def to_dense(self) -> Tensor:
-        """The matrix in float64: (n, n), joint (n·c, n·c), or independent (c, n, n)."""
-        phi = torch.cat(list(self.chunks(torch.float64)), dim=1)
-        dense = phi @ phi.mT / self.features
-        return dense if self.independent else dense[0]
+    @property
+    def extends(self) -> bool:
+        """Whether there is a feature map."""
+        return self.feature_map is not None
 
     def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
         """ψ(x) = φ(x) · Φᵀψ(X)/(s n μ), or the training points alone without a feature map."""
-        if self.feature_map is None:
+        if not self.extends:
             return training_points(self, rows)
-        scale = self.features * len(self) * eigenvalues[:, None]
+        return super().extend(rows, eigenvalues)
+
+    def extension(self, weights: Tensor) -> tuple[nn.Module, Tensor]:
+        """The feature map itself, and the weights."""
+        assert self.feature_map is not None
         network = self.feature_map
         if not isinstance(network, nn.Module) or describe(network) is None:
             network = FeatureMap(self.feature_map)  # a user's, to be passed to `load` by that name
-        return network, self.project(rows) / scale
+        return network, weights

@@ -13,6 +13,7 @@ from neuralef.gram.base import Gram, three_dimensional
 from neuralef.kernels.base import Kernel
 from neuralef.linalg import CHUNK
 from neuralef.networks.extension import KernelFeatures
+from neuralef.points import Points
 
 
 class KernelGram(Gram):
@@ -24,14 +25,14 @@ class KernelGram(Gram):
     torch.Size([100, 1])
     """
 
-    def __init__(self, kernel: Kernel, x: Tensor) -> None:
+    def __init__(self, kernel: Kernel, x: Points) -> None:
         if not isinstance(kernel, Kernel):
             raise TypeError(
                 f"kernel must be a neuralef Kernel, got {type(kernel).__name__}; "
                 "wrap a function as neuralef.kernels.Function(function)"
             )
         self.kernel = kernel
-        self.x = check_points(x)
+        self.x = check_points(x, integers=kernel.integers)
         self.outputs, self.independent = kernel.outputs, kernel.independent
         with torch.no_grad():  # a kernel that does not fit these points says so now, not mid-way
             block = kernel(self.x[:2], self.x[:2])
@@ -74,6 +75,11 @@ class KernelGram(Gram):
 
     def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
         """ψ(x) = κ(x, X) · ψ(X)/(n μ)."""
+        if not isinstance(self.x, Tensor):
+            raise ValueError(
+                "Nyström's formula keeps the points as landmarks, which must be a tensor, not a "
+                "dict; solve with NeuralEF and a network of your own"
+            )
         return KernelFeatures(self.kernel, self.x), rows / (len(self) * eigenvalues[:, None])
 
     def rounding(self) -> Tensor:

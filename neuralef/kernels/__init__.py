@@ -12,10 +12,14 @@ from neuralef.kernels.compose import (
     Sum,
 )
 from neuralef.kernels.mlp import MLPGP, MLPNTK
+from neuralef.kernels.nngp import NNGP
+from neuralef.kernels.ntk import NTK
 
 __all__ = [
     "MLPGP",
     "MLPNTK",
+    "NNGP",
+    "NTK",
     "RBF",
     "Centered",
     "Coregional",

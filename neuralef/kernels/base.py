@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from neuralef.points import Points
+
 if TYPE_CHECKING:
     from neuralef.gram import Gram
 
@@ -62,6 +64,7 @@ class Kernel(nn.Module):
 
     outputs: int = 1
     independent: bool = False
+    integers: bool = False  # whether integer points are token ids rather than numbers
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
@@ -85,6 +88,10 @@ class Kernel(nn.Module):
 
         return KernelGram(self, x)
 
+    def features(self, x: Points) -> Tensor:
+        """φ(x), (n, s) or (n, c, s), with κ = φφᵀ/s; of kernels that are sampled."""
+        raise NotImplementedError(f"{type(self).__name__} has no explicit features")
+
     def centered(self, x: Tensor) -> Kernel:
         """The kernel of features centred on the points x (kernel PCA); see `Centered`."""
         from neuralef.kernels.compose import Centered
@@ -104,3 +111,15 @@ class Kernel(nn.Module):
         return Scaled(self, other) if isinstance(other, (int, float)) else NotImplemented
 
     __rmul__ = __mul__
+
+
+class SampledFeatures(nn.Module):
+    """x ↦ φ(x), the explicit features of a kernel that is sampled."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x: Points) -> Tensor:
+        """(n, s), or (n, c, s) for c outputs."""
+        return self.kernel.features(x)

@@ -1,6 +1,20 @@
 """Networks: k eigenfunctions as one module, (n, …) ↦ (n, k) or (n, c, k)."""
 
+from neuralef.networks.cnn import SharedCNN, StackedCNN
 from neuralef.networks.mlp import SharedMLP, StackedMLP
 from neuralef.networks.normalization import L2BatchNorm, Normalized
+from neuralef.networks.pretrained import Pretrained
+from neuralef.networks.resnet import ResNet, SharedResNet, StackedResNet
 
-__all__ = ["L2BatchNorm", "Normalized", "SharedMLP", "StackedMLP"]
+__all__ = [
+    "L2BatchNorm",
+    "Normalized",
+    "Pretrained",
+    "ResNet",
+    "SharedCNN",
+    "SharedMLP",
+    "SharedResNet",
+    "StackedCNN",
+    "StackedMLP",
+    "StackedResNet",
+]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.kernels.base import Kernel
+from neuralef.points import Points, flat
 from neuralef.rebuild import rebuildable
 
 
@@ -43,11 +45,11 @@ class KernelFeatures(nn.Module):
 class FeatureMap(nn.Module):
     """x ↦ φ(x), a user's or a kernel's explicit features."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[[Any], Tensor]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Points) -> Tensor:
         """(n, s), or (n, c, s) for c outputs."""
         return self.function(x)
 
@@ -65,8 +67,9 @@ class TrainingPoints(nn.Module):
         self.register_buffer("values", values)
         self._position: tuple[torch.dtype, dict[bytes, int]] | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Points) -> Tensor:
         """The stored values at points that are training points, bit by bit."""
+        x = x if isinstance(x, Tensor) else flat(x)
         # made at the first call, since loading replaces the buffers, and again for another dtype
         if self._position is None or self._position[0] != self.x.dtype:
             places = {_key(point): i for i, point in enumerate(self.x.cpu())}

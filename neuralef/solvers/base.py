@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from neuralef.certificate import LEAST_POINTS
 from neuralef.checks import check_alike, check_count
-from neuralef.gram import Gram
+from neuralef.gram import Gram, RootGram
 from neuralef.linalg import check_definite, numerical_floor
 from neuralef.spectrum import Spectrum
 
@@ -83,7 +83,7 @@ def check_problem(gram: Gram, k: int, validation: Gram | None) -> None:
 
 def check_block(gram: Gram, generator: torch.Generator) -> None:
     """Refuse an asymmetric or indefinite kernel if a random block of some rows shows it."""
-    if gram.features is not None:  # ΦΦᵀ cannot be indefinite
+    if isinstance(gram, RootGram):  # ΦΦᵀ cannot be indefinite
         return
     points = max(1, DEFINITE_POINTS // (1 if gram.independent else gram.outputs))
     index = torch.randperm(len(gram), generator=generator)[:points].to(gram.device)

@@ -6,12 +6,13 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_count
-from neuralef.gram import Gram
+from neuralef.gram import Gram, RootGram
 from neuralef.linalg import TOLERATED, check_definite
 from neuralef.solvers.base import Callback, Solver, check_block, check_problem, make_spectrum
 from neuralef.solvers.refine import refinement_points, residual_norms
@@ -19,6 +20,19 @@ from neuralef.spectrum import Spectrum
 
 # Points on which the pairs of an approximated kernel are judged by the kernel itself.
 RESIDUAL_POINTS = 4096
+
+
+class Pairs(NamedTuple):
+    """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n.
+
+    A solver that worked on the features' side also knows the weights (g, f, k) with ψ(x) = φ(x) ·
+    weights, and Kψ/n (g, r, k), which save a pass over the data each.
+    """
+
+    eigenvalues: Tensor
+    rows: Tensor
+    weights: Tensor | None = None
+    images: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -32,8 +46,8 @@ class ExactSolver(Solver):
         check_count(self.seed, "seed", least=0)
 
     @abstractmethod
-    def pairs(self, gram: Gram, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n."""
+    def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
+        """The top k pairs of a Gram."""
 
     def points(self, gram: Gram, generator: torch.Generator) -> Gram:
         """The points that the pairs are found on: all of them."""
@@ -59,16 +73,20 @@ class ExactSolver(Solver):
         part = self.points(gram, generator)
         check_problem(part, self.k, validation)
         with torch.no_grad():
-            eigenvalues, rows = self.pairs(part, generator)
-            safe = eigenvalues.clamp_min(torch.finfo(eigenvalues.dtype).tiny)
-            network, rotation = part.extend(rows, safe)
+            eigenvalues, rows, weights, images = self.pairs(part, generator)
+            if weights is not None and isinstance(part, RootGram) and part.extends:
+                network, rotation = part.extension(weights)
+            else:
+                safe = eigenvalues.clamp_min(torch.finfo(eigenvalues.dtype).tiny)
+                network, rotation = part.extend(rows, safe)
         if part is not gram:  # what was solved is an approximation: judge it by the real thing
             gram = refinement_points(gram, RESIDUAL_POINTS, generator)
-            rows = expand(gram, network, rotation)
-        with torch.no_grad():
-            k_rows = gram.product(rows) / len(gram)
+            rows, images = expand(gram, network, rotation), None
+        if images is None:
+            with torch.no_grad():
+                images = gram.product(rows) / len(gram)
         identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
-        residuals = residual_norms(rows, k_rows, eigenvalues, identity)
+        residuals = residual_norms(rows, images, eigenvalues, identity)
         return make_spectrum(
             self, gram, network, rotation, eigenvalues, residuals, validation=validation
         )
@@ -85,8 +103,8 @@ def expand(gram: Gram, network: nn.Module, rotation: Tensor) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def dense_pairs(gram: Gram, k: int) -> tuple[Tensor, Tensor]:
-    """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n, by LAPACK."""
+def dense_pairs(gram: Gram, k: int) -> Pairs:
+    """The top k pairs by LAPACK."""
     from scipy.linalg import eigh
 
     n, r = len(gram), gram.rows
@@ -102,4 +120,4 @@ def dense_pairs(gram: Gram, k: int) -> tuple[Tensor, Tensor]:
     ridge = (TOLERATED * rounding)[:, None, None] * torch.eye(r, dtype=dense.dtype)
     if bool(torch.linalg.cholesky_ex(dense + ridge).info.any()):
         check_definite(torch.linalg.eigvalsh(dense), rounding, "the kernel matrix")
-    return values.to(gram.device), (vectors * math.sqrt(n)).to(gram.device)
+    return Pairs(values.to(gram.device), (vectors * math.sqrt(n)).to(gram.device))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from neuralef.files import CHECKPOINT, check_writable, read_tensors, write_tensors
 from neuralef.gram import Gram
 from neuralef.linalg import VANISHING
+from neuralef.points import flat, named_tensors
 from neuralef.solvers.base import Callback
 from neuralef.solvers.objective import Objective
 
@@ -237,13 +238,14 @@ class _Checkpoint:
 
 def _fingerprint(gram: Gram, network: nn.Module, settings: dict[str, Any]) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that takes it up."""
-    some = gram.x[:: max(1, len(gram) // 1000)]
+    some = flat(gram.x[:: max(1, len(gram) // 1000)])
+    shapes = [list(tensor.shape) for tensor in named_tensors(gram.x).values()]
     with torch.no_grad():
         block = gram[:8].to_dense()
     settings = {name: value for name, value in settings.items() if name != "progress"}
     return {
         "settings": json.loads(json.dumps(settings)),
-        "points": [*gram.x.shape, str(gram.dtype), float(gram.x.double().sum()), _digest(some)],
+        "points": [shapes, str(gram.x.dtype), _digest(some)],
         "kernel": _digest(block),
         "network": {name: list(value.shape) for name, value in network.state_dict().items()},
     }

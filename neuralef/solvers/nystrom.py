@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from neuralef.checks import check_choice, check_count
-from neuralef.gram import FeatureGram, Gram, KernelGram
+from neuralef.gram import FeatureGram, Gram, KernelGram, RootGram
 from neuralef.linalg import check_definite
 from neuralef.networks.features import landmark_features
-from neuralef.solvers.exact import ExactSolver, dense_pairs
+from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 from neuralef.solvers.landmarks import SELECTIONS, choose_landmarks
 from neuralef.solvers.subspace import Subspace
 from neuralef.spectrum import POINTS_AT_ONCE
@@ -70,17 +69,17 @@ class Nystrom(ExactSolver):
         phi = torch.cat([feature_map(part) for part in gram.x.split(POINTS_AT_ONCE)])
         return FeatureGram(gram.x, phi, feature_map)
 
-    def pairs(self, gram: Gram, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n."""
-        if gram.features is not None and gram.features < gram.rows:
+    def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
+        """The top k pairs of a Gram."""
+        if isinstance(gram, RootGram) and gram.features < gram.rows:
             return Subspace(self.k).pairs(gram, generator)
         if self.method == "dense" or (self.method == "auto" and gram.rows <= DENSE_ROWS):
             return dense_pairs(gram, self.k)
         return lanczos_pairs(gram, self.k, generator)
 
 
-def lanczos_pairs(gram: Gram, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k), by products alone (ARPACK)."""
+def lanczos_pairs(gram: Gram, k: int, generator: torch.Generator) -> Pairs:
+    """The top k pairs by products alone (ARPACK)."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     n, r = len(gram), gram.rows
@@ -107,4 +106,4 @@ def lanczos_pairs(gram: Gram, k: int, generator: torch.Generator) -> tuple[Tenso
         vectors.append(torch.from_numpy(basis[:, order]))
     eigenvalues, rows = torch.stack(values), torch.stack(vectors) * math.sqrt(n)
     check_definite(eigenvalues, gram.rounding().cpu(), "the kernel matrix")
-    return eigenvalues.to(gram.device), rows.to(gram.device)
+    return Pairs(eigenvalues.to(gram.device), rows.to(gram.device))

@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from neuralef.checks import check_count
 from neuralef.gram import FeatureGram, Gram, KernelGram
 from neuralef.networks.features import random_features
-from neuralef.solvers.exact import ExactSolver
+from neuralef.solvers.exact import ExactSolver, Pairs
 from neuralef.solvers.subspace import Subspace
 
 
@@ -47,6 +46,6 @@ class RandomFeatures(ExactSolver):
         with torch.no_grad():
             return FeatureGram(gram.x, feature_map(gram.x), feature_map)
 
-    def pairs(self, gram: Gram, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n."""
+    def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
+        """The top k pairs of a Gram."""
         return Subspace(self.k).pairs(gram, generator)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from neuralef.gram import Gram
+from neuralef.gram import Gram, RootGram
 from neuralef.linalg import check_definite, descending_eigh, orthonormalize
+from neuralef.points import Points
 from neuralef.spectrum import POINTS_AT_ONCE
 
 
-def evaluate(network: nn.Module, x: Tensor) -> Tensor:
+def evaluate(network: nn.Module, x: Points) -> Tensor:
     """network(x) in parts, without gradients."""
     with torch.no_grad():
         return torch.cat([network(part) for part in x.split(POINTS_AT_ONCE)])
@@ -18,7 +19,7 @@ def evaluate(network: nn.Module, x: Tensor) -> Tensor:
 
 def refinement_points(gram: Gram, limit: int, generator: torch.Generator) -> Gram:
     """All points of a feature Gram, whose product costs one pass; at most `limit` of another's."""
-    if gram.features is not None or len(gram) <= limit:
+    if isinstance(gram, RootGram) or len(gram) <= limit:
         return gram
     index = torch.randperm(len(gram), generator=generator)[:limit]
     return gram[index.sort().values.to(gram.device)]

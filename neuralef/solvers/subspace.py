@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_count, check_positive
-from neuralef.gram import FeatureGram, Gram
+from neuralef.gram import Gram, RootGram
 from neuralef.linalg import VANISHING, check_definite, descending_eigh
 from neuralef.solvers.base import warn_user
-from neuralef.solvers.exact import ExactSolver, dense_pairs
+from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 
 # A side of the problem of at most this size is decomposed whole.
 DENSE_SIDE = 2048
@@ -26,8 +26,9 @@ DENSE_SIDE = 2048
 class Subspace(ExactSolver):
     """Iterate Q ← orth(K Q) on a random block, with Rayleigh–Ritz in its span at every turn.
 
-    It stops once every pair's residual ‖Kψ/n − μψ‖ is below `tolerance` · μ₁. A `FeatureGram` with
-    fewer features than rows is solved through ΦᵀΦ; small sides are decomposed whole.
+    It stops once every pair's residual ‖Kψ/n − μψ‖ is below `tolerance` · μ₁. A `FeatureGram`
+    or `JacobianGram` with fewer features than rows is solved through ΦᵀΦ, one pass over Φ a turn;
+    small sides are decomposed whole.
 
     >>> import neuralef as nef
     >>> x = torch.randn(500, 3)
@@ -45,35 +46,34 @@ class Subspace(ExactSolver):
         check_count(self.iterations, "iterations")
         check_count(self.oversample, "oversample", least=0)
 
-    def pairs(self, gram: Gram, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n."""
-        if gram.features is not None and gram.features < gram.rows:
-            assert isinstance(gram, FeatureGram)
+    def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
+        """The top k pairs of a Gram."""
+        if isinstance(gram, RootGram) and gram.features < gram.rows:
             return self._through_features(gram, generator)
         if gram.rows <= DENSE_SIDE:
             return dense_pairs(gram, self.k)
         n = len(gram)
-        values, vectors = self._top(gram.product, (gram.groups, gram.rows), gram, generator)
+        values, vectors, _ = self._top(gram.product, (gram.groups, gram.rows), gram, generator)
         check_definite(values / n, gram.rounding(), "the kernel matrix")
-        return values[:, : self.k] / n, vectors[..., : self.k] * math.sqrt(n)
+        return Pairs(values[:, : self.k] / n, vectors[..., : self.k] * math.sqrt(n))
 
-    def _through_features(
-        self, gram: FeatureGram, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def _through_features(self, gram: RootGram, generator: torch.Generator) -> Pairs:
         """ΦᵀΦ/(s n) = V μ Vᵀ gives ψ = ΦV/√(s μ)."""
-        s, n = gram.features, len(gram)
-        if s <= DENSE_SIDE:
-            covariance = sum(chunk.mT @ chunk for chunk in gram.chunks(torch.float64))
-            values, vectors = descending_eigh(torch.as_tensor(covariance))
+        n, f, scale = len(gram), gram.features, gram.scale
+        if f <= DENSE_SIDE:
+            covariance = torch.as_tensor(sum(c.mT @ c for c in gram.chunks(torch.float64)))
+            values, vectors = descending_eigh(covariance)
+            images = vectors * values[:, None]
         else:
-            values, vectors = self._top(
-                lambda w: gram.project(gram.expand(w)), (gram.groups, s), gram, generator
-            )
-        k = min(self.k, s)
-        values, vectors = values[:, :k].clamp_min(0), vectors[..., :k]
+            values, vectors, images = self._top(gram.normal, (gram.groups, f), gram, generator)
+        k = min(self.k, f)
+        values, vectors, images = values[:, :k].clamp_min(0), vectors[..., :k], images[..., :k]
         # s μ = values/n; what ΦᵀΦ has not got stays zero
         inverse = torch.where(values > VANISHING * values[:, :1], (values / n).rsqrt(), 0.0)
-        return values / (s * n), gram.expand(vectors) * inverse[:, None]
+        weights = vectors * inverse[:, None]
+        # one pass gives ψ = Φw and Kψ/n = Φ(ΦᵀΦw)/(s n)
+        both = gram.expand(torch.cat([weights, images * (inverse[:, None] / (scale * n))], dim=2))
+        return Pairs(values / (scale * n), both[..., :k], weights, both[..., k:])
 
     def _top(
         self,
@@ -81,8 +81,11 @@ class Subspace(ExactSolver):
         shape: tuple[int, int],
         gram: Gram,
         generator: torch.Generator,
-    ) -> tuple[Tensor, Tensor]:
-        """Top eigenvalues (g, width) and orthonormal eigenvectors (g, size, width) of a product."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Top eigenvalues (g, width), orthonormal eigenvectors (g, size, width) and their images.
+
+        The images are those of the last product, so that residuals cost no further one.
+        """
         groups, size = shape
         width = min(size, self.k + self.oversample)
         basis = torch.randn(groups, size, width, dtype=torch.float64, generator=generator)
@@ -102,4 +105,4 @@ class Subspace(ExactSolver):
                 f"subspace iteration stopped after {self.iterations} products with a residual of "
                 f"{float((residual / values[:, :1]).max()):.1e} μ₁; raise iterations or tolerance"
             )
-        return values, vectors
+        return values, vectors, images

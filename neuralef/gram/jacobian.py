@@ -1,0 +1,78 @@
+"""The Gram of a neural tangent kernel, K = JJᵀ, with the rows of J streamed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_points
+from neuralef.gram.root import RootGram
+from neuralef.networks.tangent import Tangent, TangentFunctions
+from neuralef.points import Points
+
+
+class JacobianGram(RootGram):
+    """K = J(X) J(X)ᵀ of a model, exact: per-sample Jacobians are made chunk by chunk in each pass.
+
+    Outputs are joint: c of them make a matrix-valued kernel on n·c rows. `Subspace` solves it
+    through JᵀJ in memory O(p·k); NeuralEF takes mini-batches of it, at the price of their
+    Jacobians.
+
+    >>> gram = JacobianGram(nn.Linear(3, 2).eval(), torch.randn(50, 3))
+    >>> gram.outputs, gram.features
+    (2, 8)
+    """
+
+    def __init__(self, model: nn.Module, x: Points) -> None:
+        self.tangent = Tangent(model)
+        self.x = check_points(x, integers=True)
+        self.outputs = self.tangent.outputs(self.x)
+        self._mean_diagonal: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the model."""
+        return self.tangent.dtype
+
+    @property
+    def features(self) -> int:
+        """The number p of parameters."""
+        return self.tangent.size
+
+    def __getitem__(self, index: Tensor | slice) -> JacobianGram:
+        part = copy.copy(self)
+        part.x = self.x[index]
+        part._mean_diagonal = None
+        return part
+
+    def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """J as (1, some rows, p) chunks."""
+        trace = torch.zeros((), dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            for jacobian in self.tangent.chunks(self.x, self.outputs):
+                trace += jacobian.square().sum(dtype=torch.float64)
+                yield jacobian.reshape(1, -1, self.features).to(dtype)
+        self._mean_diagonal = trace[None] / len(self)
+
+    def mean_diagonal(self) -> Tensor:
+        """The trace per point, E κ(x, x): (1,); any pass over J has it as a by-product."""
+        if self._mean_diagonal is None:
+            for _ in self.chunks(self.dtype):
+                pass
+        assert self._mean_diagonal is not None
+        return self._mean_diagonal
+
+    def to_dense(self) -> Tensor:
+        """The matrix in float64, (n·c, n·c), from J held in the model's own dtype."""
+        chunks = list(self.chunks(self.dtype))
+        rows = [torch.cat([a.double() @ b.double().mT for b in chunks], dim=2) for a in chunks]
+        return torch.cat(rows, dim=1)[0]
+
+    def extension(self, weights: Tensor) -> tuple[nn.Module, Tensor]:
+        """x ↦ J(x) · weights, so that no Jacobian need be kept."""
+        functions = TangentFunctions(self.tangent.model, weights[0], self.outputs)
+        identity = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+        return functions, identity[None]

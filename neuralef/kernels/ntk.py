@@ -1,0 +1,161 @@
+"""The neural tangent kernel of a trained model, exact or from random projections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_choice, check_count, check_points, check_positive
+from neuralef.kernels.base import Kernel, SampledFeatures
+from neuralef.linalg import random_signs
+from neuralef.networks.tangent import BACKWARD_COST, JACOBIAN_CHUNK, Tangent, fast_products
+from neuralef.points import Points
+
+if TYPE_CHECKING:
+    from neuralef.gram import Gram
+
+METHODS = ("exact", "project", "jvp", "finite_difference")
+# Beyond so many numbers the sign matrix is not worth its memory: 16 GiB in float32.
+LARGEST_SIGNS = 2**32
+
+
+class NTK(Kernel):
+    """κ(x, x′) = J(x) J(x′)ᵀ, J = ∂f/∂θ at the weights that the model has (Jacot et al. 2018).
+
+    Without `samples` it is exact, and `gram(x)` a `JacobianGram`. With them it is the estimate
+    J V Vᵀ J′ᵀ/s from s columns of random signs V, the same for all points, and `gram(x)` a
+    `FeatureGram`. Three ways give the same J V: "project" multiplies per-sample Jacobians by V,
+    "jvp" takes a forward pass with a tangent for each column, "finite_difference" is the paper's
+    (f(θ + εv) − f(θ))/ε; unless `method` says, the cheaper of the first two.
+
+    Models give (n,), (n, 1) or (n, c): c outputs make a matrix-valued kernel. Only parameters that
+    require gradients count. Points may be tensors, token ids or dicts, whatever the model takes.
+    Fold batch norms first, with `neuralef.fold_batch_norm`.
+
+    >>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
+    >>> x = torch.randn(5, 3)
+    >>> NTK(model)(x, x).shape
+    torch.Size([10, 10])
+    >>> NTK(model, samples=64).gram(x).phi.shape
+    torch.Size([5, 2, 64])
+    """
+
+    integers = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int | None = None,
+        method: str | None = None,
+        seed: int = 0,
+        epsilon: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.tangent = Tangent(model)
+        if method is not None:
+            check_choice(method, "method", METHODS)
+        if (samples is None) != (method in (None, "exact")) and method is not None:
+            wants = "takes no" if method == "exact" else "needs"
+            raise ValueError(f"the method {method!r} {wants} samples")
+        self.samples = None if samples is None else check_count(samples, "samples")
+        self.seed, self.method = check_count(seed, "seed", least=0), method
+        self.epsilon = check_positive(epsilon, "epsilon")
+        self._outputs: int | None = None
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        """The number c of outputs, known once the kernel has seen a point."""
+        if self._outputs is None:
+            raise ValueError(
+                "how many outputs the model has shows on data: call kernel.prepare(x) on a few "
+                "points first"
+            )
+        return self._outputs
+
+    def prepare(self, x: Points) -> NTK:
+        """Try the model on the first of the points x, and learn how many outputs it has."""
+        self._outputs = self.tangent.outputs(check_points(x, integers=True))
+        return self
+
+    def forward(self, x1: Points, x2: Points) -> Tensor:
+        """The block κ(x1, x2), (n1·c, n2·c)."""
+        self.prepare(x1)
+        if self.samples is not None:
+            first, second = self.features(x1).flatten(0, -2), self.features(x2).flatten(0, -2)
+            return first @ second.T / self.samples
+        blocks = [
+            torch.cat([a.flatten(0, 1) @ b.flatten(0, 1).T for b in self._chunks(x2)], dim=1)
+            for a in self._chunks(x1)
+        ]
+        return torch.cat(blocks)
+
+    def _chunks(self, x: Points) -> Iterator[Tensor]:
+        return self.tangent.chunks(x, self.outputs)
+
+    def diagonal(self, x: Points) -> Tensor:
+        """κ(x_i, x_i): (n,), or (n, c)."""
+        self.prepare(x)
+        if self.samples is not None:
+            return self.features(x).square().mean(-1)
+        values = torch.cat([part.square().sum(-1) for part in self._chunks(x)])
+        return values[:, 0] if self.outputs == 1 else values
+
+    def features(self, x: Points) -> Tensor:
+        """φ(x) = J(x) V, (n, s) or (n, c, s), whose inner products over s are the kernel."""
+        if self.samples is None:
+            raise ValueError("the exact NTK has p features a point; give the NTK samples=s")
+        x = check_points(x, integers=True)
+        self.prepare(x)
+        with torch.no_grad():
+            phi = self._sketch(x)
+        return phi[:, 0] if self.outputs == 1 else phi
+
+    def way(self) -> str:
+        """The method that `features` takes."""
+        if self.samples is None:
+            return "exact"
+        if self.method is not None:
+            return self.method
+        small = self.tangent.size * self.samples <= LARGEST_SIGNS
+        return "project" if small and self.samples > BACKWARD_COST * self.outputs else "jvp"
+
+    def _sketch(self, x: Points) -> Tensor:
+        assert self.samples is not None
+        phi = torch.empty(
+            len(x), self.outputs, self.samples, dtype=self.tangent.dtype, device=x.device
+        )
+        if self.way() == "project":
+            signs = self._signs(range(self.samples))
+            start = 0
+            with fast_products():  # V is exact in TF32; its 1e-3 is far below the sampling error
+                for jacobian in self.tangent.chunks(x, self.outputs):
+                    stop = start + len(jacobian)
+                    phi[start:stop] = jacobian @ signs
+                    start = stop
+            return phi
+        columns = max(64, JACOBIAN_CHUNK["cpu"] // self.tangent.size // 64 * 64)
+        for first in range(0, self.samples, columns):  # only some of V at once
+            some = range(first, min(first + columns, self.samples))
+            phi[..., some.start : some.stop] = self._push(x, self._signs(some))
+        return phi
+
+    def _push(self, x: Points, signs: Tensor) -> Tensor:
+        if self.way() == "jvp":
+            return self.tangent.forward_mode(x, signs)
+        return self.tangent.finite_difference(x, signs, self.epsilon)
+
+    def _signs(self, columns: range) -> Tensor:
+        tangent = self.tangent
+        return random_signs(tangent.size, columns, self.seed, tangent.dtype, tangent.device)
+
+    def gram(self, x: Points) -> Gram:
+        """A `JacobianGram`, or a `FeatureGram` of the sampled features."""
+        from neuralef.gram import FeatureGram, JacobianGram
+
+        if self.samples is None:
+            return JacobianGram(self.tangent.model, x)
+        x = check_points(x, integers=True)
+        return FeatureGram(x, self.features(x), SampledFeatures(self))

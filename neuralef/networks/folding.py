@@ -1,0 +1,66 @@
+"""Batch norm folded into the layer before it: the same function with fewer parameters."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+from neuralef.networks.tangent import check_model
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def fold_batch_norm(model: nn.Module) -> nn.Module:
+    """A copy of a model in eval mode, γ(Wx + b − m)/s + β = W′x + b′ wherever the two meet.
+
+    A batch norm that does not follow a convolution or a linear layer of its own stays; in eval mode
+    it is a fixed affine map.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    >>> fold_batch_norm(model)
+    Sequential(
+      (0): Linear(in_features=3, out_features=4, bias=True)
+      (1): Identity()
+    )
+    """
+    check_model(model)
+    try:
+        graph = fx.Tracer().trace(model)
+    except Exception as error:
+        raise ValueError(
+            f"cannot follow the calls of {type(model).__name__} to find its batch norms "
+            f"({type(error).__name__}: {error}); fold them by hand with "
+            "torch.nn.utils.fusion.fuse_conv_bn_eval"
+        ) from error
+    folded = copy.deepcopy(model)
+    calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    for node in graph.nodes:
+        before = node.args[0] if node.args else None
+        if node.op != "call_module" or not isinstance(before, fx.Node):
+            continue
+        if before.op != "call_module" or len(before.users) > 1:
+            continue
+        pair = (str(before.target), str(node.target))
+        if all(calls.count(name) == 1 for name in pair):
+            _fold(folded, *pair)
+    return folded.eval()
+
+
+def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
+    layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
+    if not isinstance(norm, nn.modules.batchnorm._BatchNorm):
+        return
+    with torch.no_grad():
+        if isinstance(layer, CONVOLUTIONS):
+            fused: nn.Module = fuse_conv_bn_eval(layer, norm)
+        elif isinstance(layer, nn.Linear):
+            fused = fuse_linear_bn_eval(layer, norm)
+        else:
+            return
+    # torch freezes the bias that it makes; folded, it carries the norm's
+    trained = any(value.requires_grad for value in (*layer.parameters(), *norm.parameters()))
+    model.set_submodule(layer_name, fused.requires_grad_(trained))
+    model.set_submodule(norm_name, nn.Identity())

@@ -1,0 +1,82 @@
+"""Eigenfunctions that start from a trained model of the user's own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from neuralef.networks.cnn import Functions, Heads, make_generator, start_uniform
+from neuralef.rebuild import rebuildable
+
+
+@rebuildable
+class Pretrained(Functions):
+    """A copy of a trained model whose last linear layer is replaced by fresh heads for k functions.
+
+    The copy is trained whole, the model itself is left as it is. Nothing but the model touches the
+    points: they may be images, token ids, or whatever else it takes. x ↦ (n, k), or (n, c, k).
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 10))
+    >>> Pretrained(model, k=3, seed=0)(torch.randn(7, 5)).shape
+    torch.Size([7, 3])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        k: int,
+        outputs: int = 1,
+        independent: bool = False,
+        normalize: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch module, got {type(model).__name__}")
+        super().__init__(
+            lambda _, heads: _with_heads(model, heads, seed),
+            k, outputs, independent, normalize, shared=True,
+        )  # fmt: skip
+        self.normalization.to(_last_linear(self.network)[1].weight)
+
+    def forward(self, x: Any) -> Tensor:
+        """(n, k), or (n, c, k) for c outputs."""
+        return super().forward(x)
+
+    def functions(self, x: Any) -> Tensor:
+        """The functions before their normalisation."""
+        h, heads = self.network(x), self.outputs * self.k
+        if not isinstance(h, Tensor) or h.shape[1:] != (heads,):
+            got = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
+            raise ValueError(
+                f"with {heads} heads the model must give a tensor (n, {heads}), got {got}: its "
+                "last linear layer must make its output; wrap the model in a module that is so"
+            )
+        return self.arrange(h)
+
+
+def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
+    layers = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no nn.Linear whose place the heads could take: add one, "
+            "nn.Sequential(model, nn.Linear(features, 1)), or pass a network of your own to solve"
+        )
+    return layers[-1]
+
+
+def _with_heads(model: nn.Module, heads: int, seed: int | None) -> nn.Module:
+    """A trainable copy of the model, so many heads in place of its last linear layer."""
+    name, last = _last_linear(model)
+    layer = skip_init(Heads, last.in_features, heads)
+    start_uniform(layer, make_generator(seed))
+    layer.to(last.weight)  # drawn on the CPU, so that a seed means the same on every device
+    model = copy.deepcopy(model).requires_grad_(True).train()
+    if not name:  # the model is that layer
+        return layer
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, layer)
+    return model

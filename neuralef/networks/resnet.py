@@ -1,0 +1,158 @@
+"""Residual networks for small images (He et al. 2016): a classifier, or k functions at once."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils import skip_init
+
+from neuralef.checks import check_count
+from neuralef.networks.cnn import Functions, Heads, check_images, make_generator, start_uniform
+from neuralef.rebuild import rebuildable
+
+fx.wrap("check_images")  # symbolic tracing, by which batch norms are folded, cannot look inside
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int, groups: int) -> nn.Conv2d:
+    return skip_init(
+        nn.Conv2d, inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False
+    )
+
+
+class _Block(nn.Module):
+    """ReLU(x + f(x)) for two convolutions f, x strided and projected where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, stack: int) -> None:
+        super().__init__()
+        inputs, outputs = stack * inputs, stack * outputs
+        self.conv1 = _convolution(inputs, outputs, 3, stride, stack)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = _convolution(outputs, outputs, 3, 1, stack)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            projection = _convolution(inputs, outputs, 1, stride, stack)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(h)) + self.downsample(x))
+
+
+@rebuildable
+class ResNet(nn.Module):
+    """A classifier of depth 6m + 2: three stages of m blocks, of width, 2·width and 4·width.
+
+    (n, channels, height, width) ↦ logits (n, outputs). A `stack` above 1 makes as many networks
+    side by side, by grouped convolutions, with logits (n, stack, outputs). Parameters have the
+    names of chenyaofo/pytorch-cifar-models, so that its CIFAR-10 checkpoints can be loaded.
+
+    >>> ResNet(depth=20, seed=0)(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        depth: int = 20,
+        width: int = 16,
+        channels: int = 3,
+        outputs: int = 10,
+        stack: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        blocks, rest = divmod(check_count(depth, "depth", least=8) - 2, 6)
+        if rest:
+            raise ValueError(f"depth must be 6m + 2, such as 20, 32 or 56, got {depth}")
+        self.channels = check_count(channels, "channels")
+        self.outputs, self.stack = check_count(outputs, "outputs"), check_count(stack, "stack")
+        check_count(width, "width")
+        # The first convolution has no groups, since all networks see the same images.
+        self.conv1 = _convolution(channels, stack * width, 3, 1, 1)
+        self.bn1 = nn.BatchNorm2d(stack * width)
+        self.layer1 = _stage(blocks, width, width, 1, stack)
+        self.layer2 = _stage(blocks, width, 2 * width, 2, stack)
+        self.layer3 = _stage(blocks, 2 * width, 4 * width, 2, stack)
+        self.fc = skip_init(Heads, 4 * width, outputs, stack)
+        generator = make_generator(seed)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                # Kaiming's start for ReLU, with the fan-out of one network of the stack
+                fan_out = module.out_channels // stack * module.kernel_size[0] ** 2
+                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out), generator=generator)
+        start_uniform(self.fc, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, outputs), or (n, stack, outputs)."""
+        check_images(x, self.channels)
+        h = torch.relu(self.bn1(self.conv1(x)))
+        h = self.layer3(self.layer2(self.layer1(h)))
+        h = self.fc(_mean(h))
+        return h if self.stack == 1 else h.unflatten(1, (self.stack, self.outputs))
+
+
+@fx.wrap
+def _mean(h: Tensor) -> Tensor:
+    # under autocast the mean, too, would be rounded to bfloat16
+    return h.mean((2, 3), dtype=torch.promote_types(h.dtype, torch.float32))
+
+
+def _stage(blocks: int, inputs: int, outputs: int, stride: int, stack: int) -> nn.Sequential:
+    first = _Block(inputs, outputs, stride, stack)
+    return nn.Sequential(first, *(_Block(outputs, outputs, 1, stack) for _ in range(blocks - 1)))
+
+
+@rebuildable
+class StackedResNet(Functions):
+    """k residual networks with weights of their own, by grouped convolutions.
+
+    (n, channels, height, width) ↦ (n, k), or (n, c, k) for c outputs.
+
+    >>> StackedResNet(k=3, depth=8, width=4, seed=0)(torch.randn(4, 3, 32, 32)).shape
+    torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        k: int,
+        depth: int = 20,
+        width: int = 16,
+        channels: int = 3,
+        outputs: int = 1,
+        independent: bool = False,
+        normalize: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            lambda stack, heads: ResNet(depth, width, channels, heads, stack, seed),
+            k, outputs, independent, normalize, shared=False,
+        )  # fmt: skip
+
+
+@rebuildable
+class SharedResNet(Functions):
+    """One residual network with k heads: far cheaper than k networks.
+
+    (n, channels, height, width) ↦ (n, k), or (n, c, k) for c outputs.
+
+    >>> SharedResNet(k=20, depth=8, outputs=10, seed=0)(torch.randn(4, 3, 32, 32)).shape
+    torch.Size([4, 10, 20])
+    """
+
+    def __init__(
+        self,
+        k: int,
+        depth: int = 20,
+        width: int = 16,
+        channels: int = 3,
+        outputs: int = 1,
+        independent: bool = False,
+        normalize: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            lambda stack, heads: ResNet(depth, width, channels, heads, stack, seed),
+            k, outputs, independent, normalize, shared=True,
+        )  # fmt: skip

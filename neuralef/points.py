@@ -1,0 +1,60 @@
+"""Points of any kind: a tensor of numbers or of token ids, or a dict of such tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class PointDict(dict[str, Tensor]):
+    """n points as a dict of tensors (n, …), counted, indexed and split like one tensor.
+
+    A model that takes a dict takes it as it is: a string looks up a tensor, anything else picks
+    points, and `len` is their number.
+
+    >>> points = PointDict(ids=torch.zeros(5, 7, dtype=torch.long), mask=torch.ones(5, 7))
+    >>> len(points), points[:2]["ids"].shape
+    (5, torch.Size([2, 7]))
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return super().__getitem__(index)
+        return PointDict({name: tensor[index] for name, tensor in self.items()})
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values())))
+
+    def split(self, size: int) -> list[PointDict]:
+        """Parts of at most `size` points, in order."""
+        return [self[start : start + size] for start in range(0, len(self), size)]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the first tensor of floating numbers, or of the first if there is none."""
+        dtypes = [tensor.dtype for tensor in self.values()]
+        return next((dtype for dtype in dtypes if dtype.is_floating_point), dtypes[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the points are."""
+        return next(iter(self.values())).device
+
+
+# What a Gram, a Network and a Spectrum take.
+Points = Tensor | PointDict
+
+
+def named_tensors(x: Points, name: str = "x") -> dict[str, Tensor]:
+    """The tensors of points with names for messages and buffers: x, or x_ids, x_mask, …"""
+    if isinstance(x, Tensor):
+        return {name: x}
+    return {f"{name}_{key}": tensor for key, tensor in x.items()}
+
+
+def flat(x: Points) -> Tensor:
+    """Each point as one row of float64 numbers, by which points can be told apart."""
+    parts = [tensor.detach().flatten(1).double() for tensor in named_tensors(x).values()]
+    return torch.cat(parts, dim=1)
