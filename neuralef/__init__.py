@@ -6,11 +6,21 @@
 3
 """
 
-from neuralef import kernels, networks
+from neuralef import data, kernels, networks
 from neuralef.certificate import Certificate
 from neuralef.files import load
-from neuralef.gram import DenseGram, FeatureGram, Gram, KernelGram
-from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN, Subspace
+from neuralef.gram import DenseGram, FeatureGram, Gram, JacobianGram, KernelGram
+from neuralef.networks.folding import fold_batch_norm
+from neuralef.solvers import (
+    Distill,
+    NestedLoRA,
+    NeuralEF,
+    Nystrom,
+    RandomFeatures,
+    Solver,
+    SpIN,
+    Subspace,
+)
 from neuralef.spectrum import Spectrum
 
 __version__ = "0.1.0"
@@ -18,8 +28,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Certificate",
     "DenseGram",
+    "Distill",
     "FeatureGram",
     "Gram",
+    "JacobianGram",
     "KernelGram",
     "NestedLoRA",
     "NeuralEF",
@@ -29,6 +41,8 @@ __all__ = [
     "SpIN",
     "Spectrum",
     "Subspace",
+    "data",
+    "fold_batch_norm",
     "kernels",
     "load",
     "networks",

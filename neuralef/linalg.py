@@ -25,26 +25,28 @@ def unit_lower_factor(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """R + ridge = L D Lᵀ with unit lower L: returns L (g, k, k), D (g, k) and the ridge (g, 1).
 
     The ridge is 1e-6 tr(R)/k, or ten times more until the factorisation exists: R is positive
-    semi-definite but for rounding, or the kernel is not.
+    semi-definite but for rounding, or the kernel is not. All ridges are tried at once, and nothing
+    is looked at while a CUDA graph is captured: then failure shows as NaN.
     """
-    if not bool(matrix.isfinite().all()):
+    watched = not (matrix.is_cuda and torch.cuda.is_current_stream_capturing())
+    if watched and not bool(matrix.isfinite().all()):
         raise FloatingPointError(
             "training diverged: the networks give NaN or infinite values; lower the learning rate, "
             "and check the kernel and the network"
         )
-    scale = (
-        matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs().clamp_min(torch.finfo(matrix.dtype).tiny)
-    )
+    tiny = torch.finfo(matrix.dtype).tiny
+    scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs().clamp_min(tiny)
+    ridges = torch.stack([10.0**exponent * scale for exponent in range(-6, 1)])
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    for exponent in range(-6, 1):
-        ridge = (10.0**exponent * scale)[:, None]
-        factor, failed = torch.linalg.cholesky_ex(matrix + ridge[..., None] * identity)
-        if not bool(failed.any()):
-            break
-    else:
+    factors, failed = torch.linalg.cholesky_ex(matrix + ridges[..., None, None] * identity)
+    if watched and bool((failed[-1] > 0).any()):
         raise ValueError("ψᵀKψ is far from positive semi-definite: the kernel is indefinite")
+    first = (failed == 0).to(torch.int8).argmax(0)[None]  # the smallest ridge that will do
+    ridge = ridges.gather(0, first)[0]
+    factor = factors.gather(0, first[..., None, None].expand(1, *matrix.shape))[0]
+    factor = torch.where((failed[-1] > 0)[:, None, None], torch.nan, factor)
     pivots = factor.diagonal(dim1=-2, dim2=-1)
-    return factor / pivots[:, None, :], pivots.square(), ridge
+    return factor / pivots[:, None, :], pivots.square(), ridge[:, None]
 
 
 def orthonormalize(psi: Tensor, points: int) -> tuple[Tensor, Tensor]:

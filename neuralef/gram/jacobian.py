@@ -49,12 +49,12 @@ class JacobianGram(RootGram):
         return part
 
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """J as (1, some rows, p) chunks."""
+        """J as (1, some rows, p) chunks, in the model's own dtype: more is not in them."""
         trace = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad():
             for jacobian in self.tangent.chunks(self.x, self.outputs):
                 trace += jacobian.square().sum(dtype=torch.float64)
-                yield jacobian.reshape(1, -1, self.features).to(dtype)
+                yield jacobian.reshape(1, -1, self.features)
         self._mean_diagonal = trace[None] / len(self)
 
     def mean_diagonal(self) -> Tensor:

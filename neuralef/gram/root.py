@@ -20,6 +20,10 @@ class RootGram(Gram):
     # K = ΦΦᵀ/scale
     scale: float = 1.0
 
+    @abstractmethod
+    def __getitem__(self, index: Tensor | slice) -> RootGram:
+        """The Gram of some of the points: the block of a mini-batch."""
+
     @property
     @abstractmethod
     def features(self) -> int:
@@ -27,7 +31,7 @@ class RootGram(Gram):
 
     @abstractmethod
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Φ as folded (g, some rows, f) chunks, on the device of x."""
+        """Φ as folded (g, some rows, f) chunks on the device of x, in that dtype or Φ's own."""
 
     @property
     def extends(self) -> bool:
@@ -44,19 +48,20 @@ class RootGram(Gram):
         start = 0
         for chunk in self.chunks(rows.dtype):
             stop = start + chunk.shape[1]
-            total += chunk.mT @ rows[:, start:stop]
+            total += chunk.mT @ rows[:, start:stop].to(chunk.dtype)
             start = stop
         return total
 
     def expand(self, weights: Tensor) -> Tensor:
         """Φw, (g, r, k), from weights (g, f, k)."""
-        return torch.cat([chunk @ weights for chunk in self.chunks(weights.dtype)], dim=1)
+        parts = [chunk @ weights.to(chunk.dtype) for chunk in self.chunks(weights.dtype)]
+        return torch.cat(parts, dim=1).to(weights.dtype)
 
     def normal(self, weights: Tensor) -> Tensor:
         """ΦᵀΦw, (g, f, k), in one pass."""
         total = torch.zeros_like(weights)
         for chunk in self.chunks(weights.dtype):
-            total += chunk.mT @ (chunk @ weights)
+            total += chunk.mT @ (chunk @ weights.to(chunk.dtype))
         return total
 
     def product(self, rows: Tensor) -> Tensor:
@@ -65,7 +70,8 @@ class RootGram(Gram):
 
     def diagonal(self) -> Tensor:
         """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
-        parts = [chunk.square().sum(2) for chunk in self.chunks(torch.float64)]
+        double = torch.float64
+        parts = [chunk.square().sum(2, dtype=double) for chunk in self.chunks(double)]
         return self.unfold(torch.cat(parts, dim=1)[..., None] / self.scale)[..., 0]
 
     def to_dense(self) -> Tensor:

@@ -13,6 +13,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from neuralef.checks import check_count, check_points, check_positive
 from neuralef.kernels.base import Kernel, SampledFeatures
+from neuralef.networks.stacked import evaluate_stack, is_plain
 from neuralef.networks.tangent import ACTIVATION_CHUNK, largest_activation, plain
 from neuralef.points import Points
 
@@ -149,16 +150,20 @@ class NNGP(Kernel):
         largest = largest_activation(self.skeleton, x[:1], first)
         size = max(1, ACTIVATION_CHUNK[kind] // (largest * count))
 
-        def one(given: Weights, points: Points) -> Tensor:
-            return functional_call(self.skeleton, given, (plain(points),))
-
-        run = vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")
-        parts = [run(weights, plain(part)) for part in x.split(size)]
-        values = torch.cat(parts)
+        values = torch.cat([self._run(weights, part) for part in x.split(size)])
         self._check(values, len(x))
         if self.marginalize:
             return values.flatten(1)
         return values[:, 0] if values.ndim == 3 and values.shape[1] == 1 else values
+
+    def _run(self, weights: Weights, x: Points) -> Tensor:
+        if isinstance(self.skeleton, nn.Sequential) and is_plain(self.skeleton):
+            return evaluate_stack(self.skeleton, weights, x)
+
+        def one(given: Weights, points: Points) -> Tensor:
+            return functional_call(self.skeleton, given, (points,))
+
+        return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, plain(x))
 
     def _check(self, values: Tensor, points: int) -> None:
         if len(values) != points or values.ndim not in (2, 3) or values.ndim + self.marginalize < 3:

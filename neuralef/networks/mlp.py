@@ -123,7 +123,8 @@ class _MLP(_Standardized):
         h = self.standardized(x).expand(len(weight), -1, -1)
         for hidden_weight, hidden_bias in hidden:
             h = self.activation(torch.baddbmm(hidden_bias, h, hidden_weight))
-        h = torch.baddbmm(bias, h, weight)
+        with torch.autocast(x.device.type, enabled=False):  # functions in bf16 are too coarse
+            h = torch.baddbmm(bias, h.to(weight.dtype), weight)
         h = h[0].reshape(len(x), self.outputs, self.k) if self.shared else h.permute(1, 2, 0)
         return h if self.outputs > 1 or self.independent else h[:, 0]
 

@@ -35,6 +35,7 @@ class L2BatchNorm(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """(n, k) or (n, c, k), normalised."""
+        h = h.to(self.mean_square.dtype)  # a network under autocast may give less
         if not self.training:
             return h / self.mean_square.sqrt()
         squares = h.square().mean(0)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from neuralef.networks.cnn import Functions, Heads, make_generator, start_uniform
+from neuralef.networks.heads import Functions, Heads, make_generator, start_uniform
 from neuralef.rebuild import rebuildable
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import skip_init
 
 from neuralef.checks import check_count
-from neuralef.networks.cnn import Functions, Heads, check_images, make_generator, start_uniform
+from neuralef.networks.heads import Functions, Heads, check_images, make_generator, start_uniform
 from neuralef.rebuild import rebuildable
 
 fx.wrap("check_images")  # symbolic tracing, by which batch norms are folded, cannot look inside

@@ -1,6 +1,7 @@
 """Solvers: frozen settings with one verb, solve(gram) → Spectrum."""
 
 from neuralef.solvers.base import Solver
+from neuralef.solvers.distill import Distill
 from neuralef.solvers.nestedlora import NestedLoRA
 from neuralef.solvers.neuralef import NeuralEF
 from neuralef.solvers.nystrom import Nystrom
@@ -8,4 +9,13 @@ from neuralef.solvers.random_features import RandomFeatures
 from neuralef.solvers.spin import SpIN
 from neuralef.solvers.subspace import Subspace
 
-__all__ = ["NestedLoRA", "NeuralEF", "Nystrom", "RandomFeatures", "Solver", "SpIN", "Subspace"]
+__all__ = [
+    "Distill",
+    "NestedLoRA",
+    "NeuralEF",
+    "Nystrom",
+    "RandomFeatures",
+    "Solver",
+    "SpIN",
+    "Subspace",
+]

@@ -21,15 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.files import CHECKPOINT, check_writable, read_tensors, write_tensors
-from neuralef.gram import Gram
+from neuralef.gram import FeatureGram, Gram
 from neuralef.linalg import VANISHING
+from neuralef.networks.normalization import Normalized
 from neuralef.points import flat, named_tensors
+from neuralef.rebuild import describe
 from neuralef.solvers.base import Callback
-from neuralef.solvers.objective import Objective
+from neuralef.solvers.objective import CotangentObjective, Objective
 
 RESUMED = ("history", "step", "seconds", "best", "best_step")
 RECORDS = 100  # of the history, over a whole run
 CHECKPOINT_SECONDS = 30.0
+WARM_UP = 5  # steps before one is captured: libraries choose their algorithms in them
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Training:
     patience: int | None
     seed: int
     progress: bool | None
+    precision: str = "float32"
+    capture: bool | None = None
 
     def rate(self, step: int) -> float:
         """Constant, or one cycle of cosines: up over 30 % of the steps, then down to 0."""
@@ -91,10 +96,14 @@ class _State:
         functions: int,
     ) -> None:
         self.network, self.objective = network, objective
+        cuda = gram.device.type == "cuda"
+        # a tensor, so that a captured step reads the rate of the day
+        self.rate = torch.tensor(training.learning_rate, device=gram.device if cuda else "cpu")
         self.optimizer = torch.optim.Adam(
             network.parameters(),
-            lr=training.learning_rate,
+            lr=self.rate if cuda else training.learning_rate,
             fused=gram.device.type in ("cpu", "cuda"),
+            capturable=cuda,
         )
         self.averages = torch.zeros(gram.groups, functions, dtype=torch.float64, device=gram.device)
         self.history: list[dict[str, Any]] = []
@@ -118,6 +127,8 @@ class _State:
             number, key = name.split(".")
             optimizer["state"].setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict(optimizer)
+        if self.rate.is_cuda:  # loading has put a copy in its place
+            self.optimizer.param_groups[0]["lr"] = self.rate
         self.averages.copy_(tensors["averages"])
         for name in RESUMED:
             setattr(self, name, header[name])
@@ -147,12 +158,11 @@ def train(
     batches = Batches(len(gram), training.batch_size, training.seed, gram.device)
     every = max(1, min(training.steps // RECORDS, training.patience or training.steps))
     network.train()
+    step = _Step(state, gram, training)
     start = time.perf_counter() - state.seconds
     with _progress(training, state.step) as advance:
         while state.step < training.steps and not _impatient(state, training):
-            estimates = _step(state, gram[batches[state.step]], training.rate(state.step))
-            weight = 1.0 if state.step == 0 else 1 - training.decay
-            state.averages.lerp_(estimates, weight)
+            step(batches[state.step], training.rate(state.step))
             state.step += 1
             state.seconds = time.perf_counter() - start
             if state.step % every == 0 or state.step == training.steps:
@@ -168,12 +178,62 @@ def train(
     return state.averages, state.history
 
 
-def _step(state: _State, block: Gram, rate: float) -> Tensor:
-    estimates = state.objective.backward(state.network, block)
-    state.optimizer.param_groups[0]["lr"] = rate
-    state.optimizer.step()
-    state.optimizer.zero_grad()
-    return estimates
+class _Step:
+    """One step of training; on a GPU captured once and replayed, where nothing forbids it.
+
+    A step launches hundreds of small kernels, which cost far more to launch than to run.
+    """
+
+    def __init__(self, state: _State, gram: Gram, training: Training) -> None:
+        self.state, self.gram, self.training = state, gram, training
+        self.captured = self._capturable() if training.capture is None else training.capture
+        self.index: Tensor | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.done = 0
+
+    def _capturable(self) -> bool:
+        """Our own networks on features that lie on the GPU: nothing there waits for the host."""
+        gram, network = self.gram, self.state.network
+        network = network.network if isinstance(network, Normalized) else network
+        return (
+            gram.device.type == "cuda"
+            and isinstance(gram, FeatureGram)
+            and gram.phi.device == gram.device
+            and isinstance(self.state.objective, CotangentObjective)
+            and describe(network) is not None
+        )
+
+    def __call__(self, index: Tensor, rate: float) -> None:
+        state = self.state
+        state.rate.fill_(rate)
+        if self.gram.device.type != "cuda":
+            state.optimizer.param_groups[0]["lr"] = rate
+        if not self.captured or self.done < WARM_UP:
+            self._run(index, 1.0 if state.step == 0 else 1 - self.training.decay)
+        else:
+            if self.graph is None:
+                self._capture(index)
+            assert self.graph is not None and self.index is not None  # noqa: PT018
+            self.index.copy_(index)
+            self.graph.replay()
+        self.done += 1
+
+    def _run(self, index: Tensor, weight: float) -> None:
+        state, kind = self.state, self.gram.device.type
+        half = self.training.precision == "bfloat16"
+        state.optimizer.zero_grad()
+        # the cache of casts would outlive a captured step
+        with torch.autocast(kind, torch.bfloat16, enabled=half, cache_enabled=False):
+            estimates = state.objective.backward(state.network, self.gram[index])
+        state.optimizer.step()
+        state.averages.lerp_(estimates, weight)
+
+    def _capture(self, index: Tensor) -> None:
+        self.index = index.clone()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._run(self.index, 1 - self.training.decay)
 
 
 def _record(state: _State, training: Training) -> dict[str, Any]:

@@ -6,8 +6,9 @@ N. Halko, P.-G. Martinsson and J. Tropp, SIAM Review 53, 2011.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ class Subspace(ExactSolver):
 
     It stops once every pair's residual ‖Kψ/n − μψ‖ is below `tolerance` · μ₁. A `FeatureGram`
     or `JacobianGram` with fewer features than rows is solved through ΦᵀΦ, one pass over Φ a turn;
-    small sides are decomposed whole.
+    small sides are decomposed whole. Where a pass is dear, `start_points` first iterates on so many
+    random points, at the price of one pass, whose subspace is a good start for all of them.
 
     >>> import neuralef as nef
     >>> x = torch.randn(500, 3)
@@ -39,12 +41,15 @@ class Subspace(ExactSolver):
     tolerance: float = 1e-10
     iterations: int = 200
     oversample: int = 16
+    start_points: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self.tolerance, "tolerance")
         check_count(self.iterations, "iterations")
         check_count(self.oversample, "oversample", least=0)
+        if self.start_points is not None:
+            check_count(self.start_points, "start_points")
 
     def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
         """The top k pairs of a Gram."""
@@ -65,7 +70,9 @@ class Subspace(ExactSolver):
             values, vectors = descending_eigh(covariance)
             images = vectors * values[:, None]
         else:
-            values, vectors, images = self._top(gram.normal, (gram.groups, f), gram, generator)
+            start = self._start(gram, generator)
+            shape = (gram.groups, f)
+            values, vectors, images = self._top(gram.normal, shape, gram, generator, start)
         k = min(self.k, f)
         values, vectors, images = values[:, :k].clamp_min(0), vectors[..., :k], images[..., :k]
         # s μ = values/n; what ΦᵀΦ has not got stays zero
@@ -75,12 +82,24 @@ class Subspace(ExactSolver):
         both = gram.expand(torch.cat([weights, images * (inverse[:, None] / (scale * n))], dim=2))
         return Pairs(values / (scale * n), both[..., :k], weights, both[..., k:])
 
+    def _start(self, gram: RootGram, generator: torch.Generator) -> Tensor | None:
+        """The top subspace of some of the points, after as many turns as one pass would pay for."""
+        if self.start_points is None or self.start_points >= len(gram):
+            return None
+        index = torch.randperm(len(gram), generator=generator)[: self.start_points]
+        part = gram[index.to(gram.device)]
+        few = replace(self, iterations=max(1, len(gram) // self.start_points), start_points=None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="subspace iteration stopped")
+            return few._top(part.normal, (gram.groups, gram.features), gram, generator)[1]
+
     def _top(
         self,
         multiply: Callable[[Tensor], Tensor],
         shape: tuple[int, int],
         gram: Gram,
         generator: torch.Generator,
+        start: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Top eigenvalues (g, width), orthonormal eigenvectors (g, size, width) and their images.
 
@@ -88,8 +107,9 @@ class Subspace(ExactSolver):
         """
         groups, size = shape
         width = min(size, self.k + self.oversample)
-        basis = torch.randn(groups, size, width, dtype=torch.float64, generator=generator)
-        basis = torch.linalg.qr(basis.to(gram.device)).Q
+        if start is None:
+            start = torch.randn(groups, size, width, dtype=torch.float64, generator=generator)
+        basis = torch.linalg.qr(start.to(gram.device)).Q
         for _ in range(self.iterations):
             image = multiply(basis)
             if not bool(image.isfinite().all()):

@@ -28,6 +28,9 @@ class TrainedSolver(Solver):
     span, found on at most `refine_points` points of a kernel Gram. `schedule` is "one-cycle" or
     "constant"; `bandwidth` that of the default networks (`StackedMLP`); `decay` that of the moving
     averages of eigenvalues; `patience` a number of steps without gain after which training stops;
+    `precision` "bfloat16" runs the networks in autocast, but for their last layer; `capture`
+    replays a step on a GPU as one CUDA graph, by default where networks and features are known to
+    allow it;
     `progress` shows a bar, by default on a terminal.
     """
 
@@ -41,6 +44,8 @@ class TrainedSolver(Solver):
     bandwidth: float = 8.0
     decay: float = 0.9
     patience: int | None = None
+    precision: str = "float32"
+    capture: bool | None = None
     seed: int = 0
     progress: bool | None = None
 
@@ -54,7 +59,8 @@ class TrainedSolver(Solver):
         check_count(self.seed, "seed", least=0)
         check_positive(self.learning_rate, "learning_rate")
         check_positive(self.bandwidth, "bandwidth")
-        for name in ("refine", "progress"):
+        check_choice(self.precision, "precision", ("float32", "bfloat16"))
+        for name in ("refine", "capture", "progress"):
             if getattr(self, name) not in (True, False, None):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not (isinstance(self.decay, (int, float)) and 0 <= self.decay < 1):
@@ -69,11 +75,15 @@ class TrainedSolver(Solver):
         """What a step descends."""
         raise NotImplementedError(f"{type(self).__name__} must define objective(network, gram)")
 
+    def lessons(self, gram: Gram) -> Gram:
+        """The Gram whose mini-batches are trained on: the problem's own."""
+        return gram
+
     def training(self) -> Training:
         """The part of the settings that the training loop takes."""
         return Training(
             self.steps, self.batch_size, self.learning_rate, self.schedule,
-            self.decay, self.patience, self.seed, self.progress,
+            self.decay, self.patience, self.seed, self.progress, self.precision, self.capture,
         )  # fmt: skip
 
     def as_trained(
@@ -118,7 +128,7 @@ class TrainedSolver(Solver):
             )
         network, functions = prepare(network, gram, self.k, self.normalized)
         averages, history = train(
-            gram,
+            self.lessons(gram),
             network,
             self.objective(network, gram),
             self.training(),

@@ -1,0 +1,118 @@
+"""Distillation: exact eigenfunctions, costly at new points, taught to a network.
+
+For an NTK the exact ψ_j(x) = J(x)·w_j is known at any point, labelled or not, so a network can be
+taught on as many augmented points as one likes; objectives that need κ between all pairs of points
+cannot use them without changing the kernel's data distribution q.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_count
+from neuralef.gram import FeatureGram, Gram
+from neuralef.points import PointDict
+from neuralef.solvers.objective import CotangentObjective
+from neuralef.solvers.refine import evaluate
+from neuralef.solvers.subspace import Subspace
+from neuralef.solvers.trained import TrainedSolver
+from neuralef.spectrum import Spectrum
+
+# augment(x, generator) gives other points of the same kind; the generator is on the device of x.
+Augment = Callable[[Any, torch.Generator], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill(TrainedSolver):
+    """Regress a network on exact eigenfunctions: min E Σ_j (f_j(x) − ψ_j(x))², then Rayleigh–Ritz.
+
+    `teacher` is a Spectrum of the same kernel that can be evaluated anywhere, by default that of
+    `Subspace`; it teaches at the points of the Gram and at `copies` augmented sets of them, made by
+    `augment(x, generator)`. The network's functions are not normalised in training. Eigenvalues and
+    residuals come from the Gram's own points.
+
+    >>> import neuralef as nef
+    >>> gram = nef.kernels.RBF().gram(torch.linspace(-2, 2, 256)[:, None])
+    >>> nef.Distill(k=2, steps=50).solve(gram)(torch.zeros(3, 1)).shape
+    torch.Size([3, 2])
+    """
+
+    teacher: Spectrum | None = field(default=None, compare=False, repr=False)
+    augment: Augment | None = field(default=None, compare=False)
+    copies: int = 4
+    normalized: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self.copies, "copies", least=0)
+        if self.teacher is not None and not isinstance(self.teacher, Spectrum):
+            raise TypeError(f"teacher must be a Spectrum, got {type(self.teacher).__name__}")
+        if self.teacher is not None and self.teacher.k < self.k:
+            raise ValueError(f"the teacher holds {self.teacher.k} pairs, asked for k = {self.k}")
+        if self.augment is not None and not callable(self.augment):
+            raise TypeError(f"augment must be callable, got {type(self.augment).__name__}")
+        if not self.refine:
+            raise ValueError("distilled functions are only near eigenfunctions: keep refine=True")
+
+    def settings(self) -> dict[str, Any]:
+        """The settings, with the teacher and the augmentation by name."""
+        plain = dataclasses.replace(self, teacher=None, augment=None)
+        taught = None if self.teacher is None else self.teacher.solver.get("name", "Spectrum")
+        augmented = getattr(self.augment, "__name__", None if self.augment is None else "own")
+        return super(Distill, plain).settings() | {"teacher": taught, "augment": augmented}
+
+    def lessons(self, gram: Gram) -> Gram:
+        """The points to learn from, with the teacher's functions there as features."""
+        teacher = self.teacher
+        if teacher is None:
+            wanted = min(self.k + self.oversample, gram.rows)
+            with warnings.catch_warnings():  # fewer pairs than oversampling asks for are no harm
+                warnings.filterwarnings("ignore", message="found .* eigenpairs")
+                teacher = Subspace(wanted, seed=self.seed).solve(gram)
+        if (teacher.outputs, teacher.independent) != (gram.outputs, gram.independent):
+            raise ValueError("the teacher and the Gram differ in their outputs")
+        generator = torch.Generator(gram.device).manual_seed(self.seed)
+        copies = 0 if self.augment is None else self.copies
+        sets = [gram.x]
+        with torch.no_grad():
+            for _ in range(copies):
+                assert self.augment is not None
+                sets.append(self.augment(gram.x, generator))
+        targets = torch.cat([evaluate(teacher, x) for x in sets]).to(gram.dtype)
+        return FeatureGram(_join(sets), targets, independent=gram.independent)
+
+    def objective(self, network: nn.Module, gram: Gram) -> Lesson:
+        """The squared distance from the teacher's functions."""
+        return Lesson()
+
+
+class Lesson(CotangentObjective):
+    """mean (f_j − ψ_j)²; instead of eigenvalues, the share of ψ_j that is learnt."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda rows, products, points: (rows, products))
+
+    def backward(self, network: nn.Module, block: Gram) -> Tensor:
+        """Back-propagate through the network; returns 1 − E(f − ψ)²/Eψ² of each function (g, k)."""
+        assert isinstance(block, FeatureGram)
+        f = network(block.x)
+        known = min(f.shape[-1], block.features)  # functions beyond the teacher's learn nothing
+        psi = block.phi[..., :known]
+        gap = f.detach()[..., :known] - psi
+        f[..., :known].backward((2 / len(block)) * gap.to(f.dtype))
+        wrong, size = (block.fold(v).double().square().sum(1) for v in (gap, psi))
+        learnt = (1 - wrong / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_min(0)
+        return nn.functional.pad(learnt, (0, f.shape[-1] - known))
+
+
+def _join(sets: list[Any]) -> Any:
+    if isinstance(sets[0], Tensor):
+        return torch.cat(sets)
+    return PointDict({key: torch.cat([x[key] for x in sets]) for key in sets[0]})

@@ -1,0 +1,219 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import ids, sentences
+from torch import nn
+from truth import assert_same, points
+
+import neuralef as nef
+from neuralef.checks import check_alike, check_points
+from neuralef.kernels import RBF, Function
+from neuralef.points import PointDict, flat, named_tensors
+
+N = 12
+
+
+def both(n=N, seed=0):
+    return {"x": points(n, 2, seed), "weight": torch.linspace(1, 2, n, dtype=torch.float64)}
+
+
+class Both(nn.Module):
+    def __init__(self, k=3):
+        super().__init__()
+        self.linear = nn.Linear(2, k, dtype=torch.float64)
+
+    def forward(self, batch):
+        return torch.sin(3 * self.linear(batch["x"])) * batch["weight"][:, None]
+
+
+def joint(a, b):
+    return RBF()(a["x"], b["x"]) * a["weight"][:, None] * b["weight"]
+
+
+def test_a_dict_of_points_is_counted_indexed_and_split_like_a_tensor():
+    x = check_points(sentences(7))
+    assert isinstance(x, PointDict)
+    assert (len(x), x.device.type, x.dtype) == (7, "cpu", torch.int64)
+    assert x["ids"].shape == (7, 5)
+    for index in (slice(2, 5), torch.tensor([6, 0, 0]), torch.arange(7) % 2 == 0):
+        part = x[index]
+        assert isinstance(part, PointDict)
+        assert all(torch.equal(part[key], x[key][index]) for key in ("ids", "mask"))
+    sizes = [len(part) for part in x.split(3)]
+    assert sizes == [3, 3, 1]
+    for key in x:
+        assert torch.equal(torch.cat([part[key] for part in x.split(3)]), x[key])
+
+
+@given(st.integers(1, 30), st.integers(1, 40))
+@settings(max_examples=30, deadline=None)
+def test_parts_have_every_point_once(n, size):
+    parts = PointDict(a=torch.arange(n)).split(size)
+    assert torch.equal(torch.cat([part["a"] for part in parts]), torch.arange(n))
+    assert max(len(part) for part in parts) <= size
+
+
+def test_the_dtype_is_that_of_the_first_floating_tensor():
+    halves = PointDict(ids=ids(3), mask=torch.ones(3, 5), x=points(3))
+    assert halves.dtype == torch.float32
+    assert PointDict(mask=torch.ones(3, dtype=torch.bool), ids=ids(3)).dtype == torch.bool
+
+
+def test_points_are_checked_once_and_stay_what_they_are():
+    given = both()
+    x = check_points(given)
+    assert all(x[key] is given[key] for key in given)
+    assert list(check_points(x)) == ["x", "weight"]
+    arrays = check_points({"x": np.ones((3, 2), dtype=np.float32), "ids": [[1, 2], [3, 4], [5, 6]]})
+    assert (arrays["x"].dtype, arrays["ids"].dtype) == (torch.float32, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "says"),
+    [
+        ({}, ValueError, "x is an empty dict"),
+        ({1: torch.ones(3, 2)}, TypeError, "keys of x must be strings, got 1"),
+        ({"a": torch.ones(3, 2), "b": torch.ones(4, 2)}, ValueError, "differ in their points"),
+        ({"a": ids(3), "b": ids(3).to("meta")}, ValueError, "differ in their devices"),
+        ({"a": torch.tensor([[1.0], [torch.nan]])}, ValueError, r"x\['a'\] holds 1 NaN.*\(1, 0\)"),
+        ({"a": torch.tensor([[torch.inf]])}, ValueError, r"x\['a'\] holds 1 NaN or infinite"),
+        ({"a": torch.ones(0, 3)}, ValueError, r"x\['a'\] holds no points"),
+        ({"a": torch.ones(3, 0)}, ValueError, r"x\['a'\] holds no points"),
+        ({"a": torch.tensor(1.0)}, ValueError, r"x\['a'\] holds no points: shape \(\)"),
+        ({"a": "text"}, TypeError, r"x\['a'\] must be a tensor"),
+        ({"a": {"b": torch.ones(3, 2)}}, TypeError, r"x\['a'\] must be a tensor"),
+        ({"a": torch.ones(3, 2, dtype=torch.complex64)}, TypeError, "must be real"),
+        (torch.ones(3, 2, dtype=torch.complex64), TypeError, "must be real"),
+        (torch.tensor([1, 2, 3]), ValueError, r"pass x\[:, None\]"),
+        (None, TypeError, "a tensor, an array of numbers or a dict of tensors"),
+    ],
+)
+def test_what_is_no_points_is_refused(x, error, says):
+    for integers in (False, True):
+        with pytest.raises(error, match=says):
+            check_points(x, integers=integers)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_token_ids_are_kept_where_they_are_welcome(dtype):
+    x = ids(4).to(dtype)
+    assert check_points(x, integers=True) is x
+    assert check_points(x).dtype == torch.float32
+    assert check_points({"ids": x})["ids"] is x
+
+
+def test_classic_kernels_take_integers_as_numbers():
+    x = torch.arange(6).reshape(3, 2)
+    gram = RBF().gram(x)
+    assert gram.x.dtype == torch.float32
+    torch.testing.assert_close(gram.to_dense(), RBF()(x.float(), x.float()))
+    for kind in (torch.uint8, torch.int16, torch.bool):
+        assert check_points(x.to(kind), integers=True).dtype == torch.float32
+
+
+def test_classic_kernels_take_no_dicts():
+    with pytest.raises(TypeError, match=r"this kernel takes points \(n, d\), got PointDict"):
+        RBF().gram(both())
+
+
+def test_names_and_rows_tell_points_apart():
+    x = check_points(both(3) | {"mask": torch.tensor([True, False, True])})
+    assert list(named_tensors(x, "example")) == ["example_x", "example_weight", "example_mask"]
+    assert list(named_tensors(points(2))) == ["x"]
+    rows = flat(x)
+    assert (rows.shape, rows.dtype) == ((3, 4), torch.float64)
+    assert rows[1].tolist() == [*x["x"][1].tolist(), 1.5, 0.0]
+
+
+def test_points_that_are_not_alike_are_refused():
+    x, names = check_points(both()), ("x", "the data")
+    check_alike(x, check_points(both(3, seed=1)), names)
+    for other in (points(3), both() | {"more": torch.ones(N)}, {"x": points(N)}):
+        with pytest.raises(ValueError, match="x and the data differ: a dict of weight, x and "):
+            check_alike(x, check_points(other), names)
+    with pytest.raises(ValueError, match="differ in dtype"):
+        check_alike(x, check_points(both() | {"x": points(N).float()}), names)
+    with pytest.raises(ValueError, match="have shape"):
+        check_alike(x, check_points(both() | {"x": points(N, 3)}), names)
+    # but sentences may be of any length
+    check_alike(ids(3), ids(3, length=9), names)
+    with pytest.raises(ValueError, match="differ in dtype"):
+        check_alike(ids(3), ids(3).int(), names)
+
+
+def solved(n=N, **settings):
+    gram = Function(joint).gram(both(n))
+    torch.manual_seed(1)
+    return nef.NeuralEF(2, steps=10, batch_size=8).solve(gram, Both(), **settings), gram
+
+
+def test_a_spectrum_of_dicts_travels_by_file(tmp_path):
+    validation = Function(joint).gram(both(6, seed=2))
+    spectrum, gram = solved(validation=validation, checkpoint=tmp_path / "run.safetensors")
+    psi = spectrum(gram.x).detach()
+    torch.testing.assert_close(psi.T @ psi / N, torch.eye(2).double(), rtol=0, atol=1e-8)
+    path = tmp_path / "spectrum.safetensors"
+    spectrum.save(path)
+    loaded = nef.load(path, network=Both())
+    assert_same(loaded, spectrum)
+    new = both(5, seed=3)
+    torch.testing.assert_close(loaded(new), spectrum(new))
+    assert list(loaded.point) == ["x", "weight"]
+    assert loaded.validation.points == 6
+    torch.testing.assert_close(spectrum.truncate(1)(new), spectrum(new)[:, :1])
+    assert spectrum.kernel(new, both(2)).shape == (5, 2)
+
+
+def test_a_spectrum_of_dicts_refuses_other_points():
+    spectrum, _ = solved()
+    for wrong in (points(3), {"x": points(3)}, both(3) | {"more": torch.ones(3)}):
+        with pytest.raises(ValueError, match="x and the data of this spectrum differ"):
+            spectrum(wrong)
+    with pytest.raises(ValueError, match="NaN"):
+        spectrum(both(3) | {"weight": torch.full((3,), torch.nan).double()})
+
+
+def test_points_in_any_order_of_keys_are_the_same():
+    spectrum, _ = solved()
+    new = both(4, seed=1)
+    assert torch.equal(spectrum(dict(reversed(new.items()))), spectrum(new))
+
+
+def test_there_is_no_network_by_default_for_dicts():
+    gram = Function(joint).gram(both())
+    with pytest.raises(ValueError, match="no network by default for a dict of tensors"):
+        nef.NeuralEF(2, steps=5).solve(gram)
+
+
+def test_nystroms_formula_refuses_dicts_with_a_way_out():
+    with pytest.raises(ValueError, match="solve with NeuralEF"):
+        nef.Nystrom(2).solve(Function(joint).gram(both()))
+
+
+def test_a_matrix_on_dicts_is_known_at_its_points():
+    x = both()
+    gram = nef.DenseGram(x, joint(x, x).detach())
+    spectrum = nef.Nystrom(2).solve(gram)
+    psi = spectrum(x)
+    torch.testing.assert_close(psi.T @ psi / N, torch.eye(2).double())
+    assert torch.equal(spectrum({key: value[3:5] for key, value in x.items()}), psi[3:5])
+    with pytest.raises(ValueError, match="training points only"):
+        spectrum(both(3, seed=9))
+
+
+def test_names_with_dots_are_fine_or_refused_before_any_work():
+    x = {"image.left": points(N, 2)}
+    kernel = Function(lambda a, b: RBF()(a["image.left"], b["image.left"]))
+    seen = []
+
+    class Left(Both):
+        def forward(self, batch):
+            seen.append(len(batch))
+            return self.linear(batch["image.left"])
+
+    try:
+        nef.NeuralEF(2, steps=3).solve(kernel.gram(x), Left())
+    except (ValueError, TypeError):
+        assert not seen
