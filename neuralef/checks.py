@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuralef.points import PointDict, Points, named_tensors
+from neuralef.points import PointDict, Points, tensors_of
 
 
 def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
@@ -57,10 +57,12 @@ def _check_point_dict(x: Mapping[str, Any], name: str) -> PointDict:
     points = PointDict()
     if not dict(x):
         raise ValueError(f"{name} is an empty dict")
+    if not all(isinstance(key, str) for key in x):
+        raise TypeError(f"the keys of {name} must be strings, got {', '.join(map(repr, x))}")
     for key, value in x.items():
-        if not isinstance(key, str):
-            raise TypeError(f"the keys of {name} must be strings, got {key!r}")
         tensor = _as_tensor(value, f"{name}[{key!r}]")
+        if tensor.is_complex():
+            raise TypeError(f"{name}[{key!r}] must be real, got {tensor.dtype}")
         if tensor.ndim == 0 or tensor.numel() == 0:
             raise ValueError(f"{name}[{key!r}] holds no points: shape {tuple(tensor.shape)}")
         if tensor.is_floating_point():
@@ -84,11 +86,12 @@ def check_finite(values: Tensor, name: str) -> None:
 
 def check_alike(first: Points, second: Points, names: tuple[str, str]) -> None:
     """Refuse points of different devices, dtypes, shapes or names."""
-    one, other = named_tensors(first, ""), named_tensors(second, "")
-    if set(one) != set(other):
+    if _kind(first) != _kind(second):
         raise ValueError(f"{names[0]} and {names[1]} differ: {_kind(first)} and {_kind(second)}")
-    for key, tensor in one.items():
-        _check_alike(tensor, other[key], names)
+    if isinstance(second, PointDict):
+        second = PointDict({key: second[key] for key in first})  # in one order
+    for one, other in zip(tensors_of(first), tensors_of(second), strict=True):
+        _check_alike(one, other, names)
 
 
 def _kind(x: Points) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,6 +29,8 @@ from neuralef.spectrum import Spectrum
 SPECTRUM = "neuralef spectrum 1"
 CHECKPOINT = "neuralef checkpoint 1"
 VALIDATION = "validation."
+# The functions at the example point, by which a model or a network that is passed is known again.
+PROBE = "probe"
 # What a user passes to `load`, by the class of the network in the file.
 PASSED = {"KernelFeatures": "kernel", "FeatureMap": "feature_map", "TangentFunctions": "model"}
 BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
@@ -102,7 +105,8 @@ def save_spectrum(spectrum: Spectrum, path: Path) -> None:
         "solver": spectrum.solver,
         "history": spectrum.history,
     }
-    tensors = dict(spectrum.state_dict())
+    with torch.no_grad():
+        tensors = {**spectrum.state_dict(), PROBE: spectrum(spectrum.point)}
     if spectrum.validation is not None:
         fields = dataclasses.asdict(spectrum.validation)
         header["validation_points"] = fields.pop("points")
@@ -123,14 +127,18 @@ def load(
 
     Our own networks and kernels are rebuilt from the file; a `network`, a `kernel`, a `feature_map`
     (or the kernel that has it), or the `model` of an NTK is passed in, made as it was made for the
-    solver, and gets its tensors from the file.
+    solver. A network gets its tensors from the file, and so do copies of the others.
     """
     path = Path(path)
     header, tensors = read_tensors(path, SPECTRUM)
     given = {"network": network, "kernel": kernel, "feature_map": feature_map, "model": model}
     try:
         module = _network(path, header, tensors, given)
-        return _assemble(module, header, tensors).to(device)
+        probe = tensors.pop(PROBE)
+        spectrum = _assemble(module, header, tensors).to(device)
+        if header["network"] is None:
+            _recognise(spectrum, probe)
+        return spectrum
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"{path} is damaged, or what was passed does not fit it: {type(error).__name__} {error}"
@@ -153,16 +161,30 @@ def _assemble(module: nn.Module, header: dict[str, Any], tensors: dict[str, Tens
         solver=header["solver"],
         history=header["history"],
     )
-    spectrum.load_state_dict(tensors, assign=True)
+    for name, value in (*spectrum.named_parameters(), *spectrum.named_buffers()):
+        if name in tensors:
+            value.data = value.data.to(tensors[name].dtype)  # in place, so that ties stay tied
+    spectrum.load_state_dict(tensors)
     if certificate:
         spectrum.validation = Certificate(points=header["validation_points"], **certificate)
     return spectrum
 
 
+def _recognise(spectrum: Spectrum, probe: Tensor) -> None:
+    """Refuse what gives other functions than those that were saved, by their values at a point."""
+    with torch.no_grad():
+        values = spectrum(spectrum.point).to(probe)
+    if not torch.allclose(values, probe, rtol=1e-2, atol=1e-2 * float(probe.abs().max())):
+        raise ValueError(
+            "what was passed does not give the functions that were saved: make it as it was made "
+            "for the solver, with the same settings and seed"
+        )
+
+
 def _example(keys: list[str] | None, tensors: dict[str, Tensor]) -> Points:
     if keys is None:
-        return tensors["example"]
-    return PointDict({key: tensors[f"example_{key}"] for key in keys})
+        return tensors["example0"]
+    return PointDict({key: tensors[f"example{i}"] for i, key in enumerate(keys)})
 
 
 def _network(
@@ -184,7 +206,7 @@ def _network(
     if kind == "KernelFeatures":
         return KernelFeatures(part, torch.ones_like(tensors["network.landmarks"]))
     if kind == "FeatureMap":
-        return FeatureMap(SampledFeatures(part) if isinstance(part, Kernel) else part)
+        return FeatureMap(SampledFeatures(part) if isinstance(part, Kernel) else deepcopy(part))
     if kind == "TangentFunctions":
         directions = torch.ones_like(tensors["network.directions"])
         return TangentFunctions(part, directions, header["outputs"])

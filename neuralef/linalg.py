@@ -101,7 +101,7 @@ def random_signs(
     """
     words = torch.arange(columns.start // 64, -(-columns.stop // 64), device=device)
     counters = torch.arange(rows, device=device)[:, None] + (words << 40)
-    bits = _splitmix(_splitmix(counters) ^ _splitmix(torch.tensor(seed, device=device)))
+    bits = _splitmix(_splitmix(counters) ^ _splitmix(torch.tensor(seed % 2**63, device=device)))
     signs = torch.empty(rows, len(words), 64, dtype=dtype, device=device)
     shifts = torch.arange(64, device=device)
     some = max(1, CHUNK // (64 * len(words)))

@@ -47,14 +47,11 @@ class PointDict(dict[str, Tensor]):
 Points = Tensor | PointDict
 
 
-def named_tensors(x: Points, name: str = "x") -> dict[str, Tensor]:
-    """The tensors of points with names for messages and buffers: x, or x_ids, x_mask, …"""
-    if isinstance(x, Tensor):
-        return {name: x}
-    return {f"{name}_{key}": tensor for key, tensor in x.items()}
+def tensors_of(x: Points) -> list[Tensor]:
+    """The tensors that make up the points: one, or those of a dict in its order."""
+    return [x] if isinstance(x, Tensor) else list(x.values())
 
 
 def flat(x: Points) -> Tensor:
     """Each point as one row of float64 numbers, by which points can be told apart."""
-    parts = [tensor.detach().flatten(1).double() for tensor in named_tensors(x).values()]
-    return torch.cat(parts, dim=1)
+    return torch.cat([t.detach().reshape(len(t), -1).double() for t in tensors_of(x)], dim=1)

@@ -12,7 +12,7 @@ from neuralef.certificate import Certificate, certify
 from neuralef.checks import check_alike, check_count, check_points
 from neuralef.gram import Gram
 from neuralef.linalg import CHUNK
-from neuralef.points import PointDict, Points, named_tensors
+from neuralef.points import PointDict, Points, tensors_of
 
 # Points evaluated at once: bounds the memory of hidden layers and of κ(x, Z).
 POINTS_AT_ONCE = 8192
@@ -67,8 +67,8 @@ class Spectrum(nn.Module):
         self.register_buffer("residuals", residuals.double()[first])
         self.register_buffer("mean_diagonal", mean_diagonal.double()[first])
         self.example_keys = None if isinstance(example, Tensor) else list(example)
-        for name, tensor in named_tensors(example, "example").items():
-            self.register_buffer(name, tensor.detach().clone())
+        for number, tensor in enumerate(tensors_of(example)):
+            self.register_buffer(f"example{number}", tensor.detach().clone())
 
     @property
     def k(self) -> int:
@@ -84,8 +84,9 @@ class Spectrum(nn.Module):
     def point(self) -> Points:
         """One point of the data, which new points must be like."""
         if self.example_keys is None:
-            return self.get_buffer("example")
-        return PointDict({key: self.get_buffer(f"example_{key}") for key in self.example_keys})
+            return self.get_buffer("example0")
+        tensors = [self.get_buffer(f"example{i}") for i in range(len(self.example_keys))]
+        return PointDict(zip(self.example_keys, tensors, strict=True))
 
     @property
     def rank(self) -> int:

@@ -39,10 +39,9 @@ def features(*args, **settings):
         (lambda: NNGP(net(), 5, marginalize=True), ValueError, "marginalize needs the prior"),
         (lambda: NNGP(lambda: torch.relu, 5), TypeError, "make_net must build a torch module"),
         (lambda: NNGP(nn.Linear(2, 1), 5), TypeError, "make_net"),
-        (lambda: NNGP(nn.Tanh, 5, **PRIOR, marginalize=True), ValueError, r"ends in an nn\.Linear"),
+        (lambda: NNGP(nn.Tanh, 5, **PRIOR, marginalize=True), ValueError, "no parameters"),
         (features(lambda: nn.Sequential(*net()(), nn.Tanh()), 5, **PRIOR, marginalize=True),
          ValueError, r"ends in an nn\.Linear"),
-        (features(BodyLast, 5, **PRIOR, marginalize=True), ValueError, r"ends in an nn\.Linear"),
         (features(lambda: nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (2, 2))), 5),
          ValueError, r"must give \(n,\) or \(n, c\), got \(6, 2, 2\)"),
         (features(nn.Flatten, 5), ValueError, "no (random )?(parameters|weights)"),
@@ -56,3 +55,7 @@ def features(*args, **settings):
 def test_what_makes_no_nngp_is_refused(make, error, says):
     with pytest.raises(error, match=says):
         make()
+
+
+def test_the_last_layer_is_found_by_what_it_gives_not_by_its_name():
+    assert len(NNGP(BodyLast, 5, **PRIOR, marginalize=True).features(X)) == len(X)

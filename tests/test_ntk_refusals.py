@@ -70,7 +70,7 @@ def test_a_model_that_mixes_points_where_the_first_two_are_equal():
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda h: h[:, :, None], r"tensor \(n,\) or \(n, c\), got \(2, 2, 1\).*wrap it"),
+        (lambda h: h[:, :, None], r"tensor \(n,\) or \(n, c\), got \(6, 2, 1\).*wrap it"),
         (lambda h: h.sum(), r"got \(\).*wrap it"),
         (lambda h: h.sum(0), r"must give a tensor \(n,\) or \(n, c\)|other points of its batch"),
         (lambda h: h[:1], r"got \(1, 2\).*wrap it"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,7 +81,8 @@ class Kernel(nn.Module):
 
     def rounding(self, x: Tensor) -> Tensor:
         """The size of the rounding errors in κ's values at each point, like `diagonal`."""
-        return torch.finfo(x.dtype).eps * self.diagonal(x).abs()
+        diagonal = self.diagonal(x)
+        return torch.finfo(diagonal.dtype).eps * diagonal.abs()
 
     def gram(self, x: Tensor) -> Gram:
         """The operator κ(X, X) on the points x, evaluated block by block and never formed."""
@@ -118,7 +120,7 @@ class SampledFeatures(nn.Module):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
-        self.kernel = kernel
+        self.kernel = copy.deepcopy(kernel).requires_grad_(False)  # its user may train it on
 
     def forward(self, x: Points) -> Tensor:
         """(n, s), or (n, c, s) for c outputs."""

@@ -30,6 +30,7 @@ class _Pair(Kernel):
             )
         self.first, self.second = first, second
         self.outputs, self.independent = first.outputs, first.independent
+        self.integers = first.integers and second.integers
 
 
 @rebuildable
@@ -78,6 +79,7 @@ class Scaled(Kernel):
         self.kernel = kernel
         self.scale = scale
         self.outputs, self.independent = kernel.outputs, kernel.independent
+        self.integers = kernel.integers
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,13 @@ from torch.func import functional_call, stack_module_state, vmap
 from neuralef.checks import check_count, check_points, check_positive
 from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.networks.stacked import evaluate_stack, is_plain
-from neuralef.networks.tangent import ACTIVATION_CHUNK, largest_activation, plain
+from neuralef.networks.tangent import (
+    ACTIVATION_CHUNK,
+    check_model,
+    differentiable,
+    largest_activation,
+    plain,
+)
 from neuralef.points import Points
 
 if TYPE_CHECKING:
@@ -33,7 +41,8 @@ class NNGP(Kernel):
     the prior; or, with `weight_variance` σ_w² and `bias_variance` σ_b², the weights of linear and
     convolutional layers are N(0, σ_w²/fan_in) and their biases N(0, σ_b²), the rest staying as it
     was made. `marginalize` then takes the mean over the last linear layer in closed form, so that
-    each of its inputs is a feature: a better estimate of the same kernel from the same networks.
+    each of its inputs is a feature: a better estimate of the same kernel, that of one output, from
+    the same networks.
     `gram(x)` is a `FeatureGram` (Lee et al. 2018; Novak et al. 2019).
 
     >>> net = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -54,6 +63,10 @@ class NNGP(Kernel):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not callable(make_net) or isinstance(make_net, nn.Module):
+            raise TypeError(
+                "make_net must be a function that builds a network, such as lambda: nn.Linear(2, 1)"
+            )
         self.make_net = make_net
         self.samples = check_count(samples, "samples")
         self.seed = check_count(seed, "seed", least=0)
@@ -67,16 +80,20 @@ class NNGP(Kernel):
         self.weight_variance, self.bias_variance = weight_variance or 0.0, bias_variance or 0.0
         if marginalize and weight_variance is None:
             raise ValueError("marginalize needs the prior's weight_variance and bias_variance")
-        self.skeleton, self.marginalize = self._make(), marginalize
-        if marginalize:  # what the last layer would see is the output
-            self.skeleton.set_submodule(_last_linear(self.skeleton), nn.Identity())
+        self.marginalize = marginalize
+        with _seeded(self.seed):  # for what the given variances do not say
+            self.net = self._make()
         self._outputs: int | None = None
 
     def _make(self) -> nn.Module:
         net = self.make_net()
         if not isinstance(net, nn.Module):
             raise TypeError(f"make_net must build a torch module, got {type(net).__name__}")
-        return net.eval().requires_grad_(False)
+        if not any(True for _ in net.parameters()):
+            raise ValueError(f"{type(net).__name__} has no parameters to draw")
+        net = net.eval().requires_grad_(False)
+        check_model(net)
+        return net
 
     @property
     def outputs(self) -> int:  # type: ignore[override]
@@ -91,17 +108,39 @@ class NNGP(Kernel):
     def features(self, x: Points) -> Tensor:
         """φ(x), (n, s) or (n, c, s): the outputs of the networks, or their last hidden units."""
         x = check_points(x, integers=True)
+        body, last = (self.net, None) if not self.marginalize else self._without_last(x[:1])
         with torch.no_grad():
-            values = [self._evaluate(weights, x) for weights in self._draws(x)]
-        phi = torch.cat(values, dim=-1)
-        if not self.marginalize:
-            self._outputs = 1 if phi.ndim == 2 else phi.shape[1]
+            phi = torch.cat([self._evaluate(body, w, x) for w in self._draws(x)], dim=-1)
+        self._outputs = 1 if phi.ndim == 2 else phi.shape[1]
+        if last is None:
             return phi
-        self._outputs = 1
         s = phi.shape[1] + 1  # κ is the mean over the units plus the variance of the bias
         phi *= math.sqrt(self.weight_variance * s / (s - 1))
-        constant = phi.new_full((len(phi), 1), math.sqrt(self.bias_variance * s))
-        return torch.cat([phi, constant], dim=1)
+        bias = self.bias_variance if last.bias is not None else 0.0
+        return torch.cat([phi, phi.new_full((len(phi), 1), math.sqrt(bias * s))], dim=1)
+
+    def _without_last(self, x: Points) -> tuple[nn.Module, nn.Linear]:
+        """The network up to the linear layer whose output is its own, and that layer."""
+        made: dict[str, Tensor] = {}
+        net = copy.deepcopy(self.net)
+        layers = {n: part for n, part in net.named_modules() if isinstance(part, nn.Linear)}
+
+        def watch(name: str) -> Callable[..., None]:
+            return lambda layer, args, out: made.update({name: out})
+
+        hooks = [layer.register_forward_hook(watch(name)) for name, layer in layers.items()]
+        first = {name: value[0] for name, value in next(self._draws(x)).items()}
+        with torch.no_grad():
+            whole = functional_call(net, first, (x,))
+        for hook in hooks:
+            hook.remove()
+        for name, out in made.items():
+            if name and out.data_ptr() == whole.data_ptr() and out.numel() == whole.numel():
+                net.set_submodule(name, nn.Identity())
+                return net, layers[name]
+        raise ValueError(
+            "marginalize needs a network that ends in an nn.Linear layer, and this one does not"
+        )
 
     def _draws(self, x: Points) -> Iterator[Weights]:
         """The weights of some networks at a time, stacked, where the points are."""
@@ -117,8 +156,7 @@ class NNGP(Kernel):
 
     def _own(self, count: int, seed: int) -> Weights:
         """Weights as make_net itself draws them."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _seeded(seed):
             parameters, buffers = stack_module_state([self._make() for _ in range(count)])
         return {name: value.detach() for name, value in (parameters | buffers).items()}
 
@@ -127,9 +165,9 @@ class NNGP(Kernel):
         generator = torch.Generator().manual_seed(seed)
         drawn = {
             name: value.expand(count, *value.shape)
-            for name, value in self.skeleton.state_dict().items()
+            for name, value in (*self.net.named_parameters(), *self.net.named_buffers())
         }
-        for name, layer in self.skeleton.named_modules():
+        for name, layer in self.net.named_modules():
             if not isinstance(layer, LAYERS):
                 continue
             prefix = f"{name}." if name else ""
@@ -139,39 +177,29 @@ class NNGP(Kernel):
                 scales["bias"] = math.sqrt(self.bias_variance)
             for part, scale in scales.items():
                 shape = (count, *getattr(layer, part).shape)
+                if prefix + part not in drawn:  # tied to a layer that is drawn
+                    continue
                 drawn[prefix + part] = scale * torch.randn(shape, generator=generator)
         return drawn
 
-    def _evaluate(self, weights: Weights, x: Points) -> Tensor:
+    def _evaluate(self, body: nn.Module, weights: Weights, x: Points) -> Tensor:
         """The outputs of stacked networks at all points: (n, networks), or (n, c, networks)."""
+        names = {name for name, _ in (*body.named_parameters(), *body.named_buffers())}
+        weights = {name: value for name, value in weights.items() if name in names}
         count = len(next(iter(weights.values())))
         kind = "cuda" if x.device.type == "cuda" else "cpu"
         first = {name: value[0] for name, value in weights.items()}
-        largest = largest_activation(self.skeleton, x[:1], first)
+        largest = largest_activation(body, x[:1], first)
         size = max(1, ACTIVATION_CHUNK[kind] // (largest * count))
-
-        values = torch.cat([self._run(weights, part) for part in x.split(size)])
-        self._check(values, len(x))
+        values = torch.cat([_run(body, weights, part) for part in x.split(size)])
+        if len(values) != len(x) or values.ndim not in (2, 3):
+            raise ValueError(
+                f"on {len(x)} points a network of make_net must give (n,) or (n, c), got "
+                f"{tuple(values.shape[:-1])}; wrap it in a module that does"
+            )
         if self.marginalize:
             return values.flatten(1)
         return values[:, 0] if values.ndim == 3 and values.shape[1] == 1 else values
-
-    def _run(self, weights: Weights, x: Points) -> Tensor:
-        if isinstance(self.skeleton, nn.Sequential) and is_plain(self.skeleton):
-            return evaluate_stack(self.skeleton, weights, x)
-
-        def one(given: Weights, points: Points) -> Tensor:
-            return functional_call(self.skeleton, given, (points,))
-
-        return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, plain(x))
-
-    def _check(self, values: Tensor, points: int) -> None:
-        if len(values) != points or values.ndim not in (2, 3) or values.ndim + self.marginalize < 3:
-            ask = "(n, units) before its last layer" if self.marginalize else "(n,) or (n, c)"
-            raise ValueError(
-                f"a network of make_net must give {ask}, got {tuple(values.shape[:-1])} on "
-                f"{points} points"
-            )
 
     def forward(self, x1: Points, x2: Points) -> Tensor:
         """The block κ(x1, x2), (n1, n2), or (n1·c, n2·c)."""
@@ -190,8 +218,20 @@ class NNGP(Kernel):
         return FeatureGram(x, self.features(x), SampledFeatures(self))
 
 
-def _last_linear(net: nn.Module) -> str:
-    names = [name for name, part in net.named_modules() if isinstance(part, nn.Linear)]
-    if not names or not names[-1]:
-        raise ValueError("marginalize needs a network that ends in an nn.Linear layer")
-    return names[-1]
+def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
+    if isinstance(x, Tensor) and is_plain(net):
+        return evaluate_stack(net, weights, x)
+
+    def one(given: Weights, points: Points) -> Tensor:
+        return functional_call(net, given, (points,))
+
+    with differentiable():
+        return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, plain(x))
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The global generator of the CPU at a seed of ours, and as it was afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed % 2**63)
+        yield

@@ -77,12 +77,17 @@ class NTK(Kernel):
 
     def prepare(self, x: Points) -> NTK:
         """Try the model on the first of the points x, and learn how many outputs it has."""
-        self._outputs = self.tangent.outputs(check_points(x, integers=True))
+        self._checked(x)
         return self
+
+    def _checked(self, x: Points) -> Points:
+        x = check_points(x, integers=True)
+        self._outputs = self.tangent.outputs(x)
+        return x
 
     def forward(self, x1: Points, x2: Points) -> Tensor:
         """The block κ(x1, x2), (n1·c, n2·c)."""
-        self.prepare(x1)
+        x1, x2 = self._checked(x1), self._checked(x2)
         if self.samples is not None:
             first, second = self.features(x1).flatten(0, -2), self.features(x2).flatten(0, -2)
             return first @ second.T / self.samples
@@ -97,7 +102,7 @@ class NTK(Kernel):
 
     def diagonal(self, x: Points) -> Tensor:
         """κ(x_i, x_i): (n,), or (n, c)."""
-        self.prepare(x)
+        x = self._checked(x)
         if self.samples is not None:
             return self.features(x).square().mean(-1)
         values = torch.cat([part.square().sum(-1) for part in self._chunks(x)])
@@ -107,8 +112,7 @@ class NTK(Kernel):
         """φ(x) = J(x) V, (n, s) or (n, c, s), whose inner products over s are the kernel."""
         if self.samples is None:
             raise ValueError("the exact NTK has p features a point; give the NTK samples=s")
-        x = check_points(x, integers=True)
-        self.prepare(x)
+        x = self._checked(x)
         with torch.no_grad():
             phi = self._sketch(x)
         return phi[:, 0] if self.outputs == 1 else phi

@@ -52,7 +52,10 @@ def layer_jacobian(
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers}
 
     def watch(name: str) -> Any:
-        def hook(layer: nn.Module, args: tuple[Tensor], out: Tensor) -> Tensor:
+        def hook(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+            if not args:  # called by keyword: let the plain way see to it
+                seen[name].clear()
+                return out
             if not out.requires_grad:
                 out = out.detach().requires_grad_()
             seen[name].append((args[0].detach(), out))
@@ -64,19 +67,22 @@ def layer_jacobian(
     try:
         with torch.enable_grad():
             values = model(x)
+            values = values[:, None] if values.ndim == 1 else values
     finally:
         for hook in hooks:
             hook.remove()
-    values = values[:, None] if values.ndim == 1 else values
     n, c = values.shape
     calls = [pairs[0] for pairs in seen.values() if len(pairs) == 1]
     if len(calls) != len(layers) or any(len(given) != n for given, _ in calls):
         return None
     # δ of all outputs at once: row o of the identity asks for output o of every sample
     pick = torch.eye(c, dtype=values.dtype, device=values.device)[:, None].expand(c, n, c)
-    deltas = torch.autograd.grad(
-        values, [out for _, out in calls], pick, is_grads_batched=True, materialize_grads=True
-    )
+    outs = [out for _, out in calls]
+    found = torch.autograd.grad(values, outs, pick, is_grads_batched=True, allow_unused=True)
+    deltas = [
+        out.new_zeros(c, *out.shape) if delta is None else delta
+        for delta, out in zip(found, outs, strict=True)
+    ]
     with torch.no_grad():
         return _assemble(model, layers, names, [given for given, _ in calls], deltas, (n, c))
 
@@ -86,7 +92,7 @@ def _assemble(
     layers: dict[str, Layer],
     names: list[str],
     inputs: list[Tensor],
-    deltas: tuple[Tensor, ...],
+    deltas: list[Tensor],
     shape: tuple[int, int],
 ) -> Tensor:
     sizes = [model.get_parameter(name).numel() for name in names]

@@ -40,7 +40,7 @@ def is_plain(net: nn.Module) -> bool:
     return vectors
 
 
-def evaluate_stack(net: nn.Sequential, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+def evaluate_stack(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     """The outputs (n, outputs, m) of m networks with stacked weights at the points x."""
     m = len(next(iter(weights.values())))
     # images are (n, m·channels, height, width), vectors (m, n, numbers); x itself is all networks'

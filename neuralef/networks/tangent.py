@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from neuralef.points import Points
 # a chunk must be large to be fast.
 JACOBIAN_CHUNK = {"cpu": 2**24, "cuda": 2**29}
 ACTIVATION_CHUNK = {"cpu": 2**22, "cuda": 2**28}
+# Points on which a model is tried before any work.
+TRIAL = 8
 # A reverse pass per sample costs about this many forward passes with a tangent.
 BACKWARD_COST = 4
 
@@ -61,22 +64,35 @@ class Tangent(nn.Module):
 
     def outputs(self, x: Points) -> int:
         """The number c of outputs, after a trial of the model on the first points."""
-        if x.device != self.device:
-            raise ValueError(f"the model is on {self.device}, the points are on {x.device}")
+        self._check_points(x)
         with torch.no_grad():
-            two, one = self.model(x[:2]), self.model(x[:1])
-        if not isinstance(two, Tensor) or two.ndim not in (1, 2) or len(two) != len(x[:2]):
-            came = tuple(two.shape) if isinstance(two, Tensor) else type(two).__name__
-            raise ValueError(
-                f"on {len(x[:2])} points the model must give a tensor (n,) or (n, c), got {came}; "
-                "wrap it in a module that does"
-            )
-        if not torch.allclose(two[:1], one, rtol=1e-2, atol=1e-3 * float(two.abs().max())):
+            several, one = self.model(x[:TRIAL]), self.model(x[:1])
+        for out, points in ((several, len(x[:TRIAL])), (one, 1)):
+            if not isinstance(out, Tensor) or out.ndim not in (1, 2) or len(out) != points:
+                came = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+                raise ValueError(
+                    f"on {points} points the model must give a tensor (n,) or (n, c), got {came}; "
+                    "wrap it in a module that does"
+                )
+        if not bool(several.isfinite().all()):
+            raise ValueError("the model gives NaN or infinite values on the points: it has no NTK")
+        # loosely, since a device may round batches of different sizes differently
+        if (several[:1] - one).abs().max() > 1e-2 * several.abs().max():
             raise ValueError(
                 "the model's output at a point depends on the other points of its batch: does it "
-                "hold batch statistics? Their Jacobian has no rows of its own"
+                "hold batch statistics? Their Jacobian has no rows of its own; replace them"
             )
-        return 1 if two.ndim == 1 else two.shape[1]
+        return 1 if several.ndim == 1 else several.shape[1]
+
+    def _check_points(self, x: Points) -> None:
+        if x.device != self.device:
+            raise ValueError(
+                f"the model is on {self.device}, the points are on {x.device}; move one with .to(…)"
+            )
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != self.dtype:
+            raise ValueError(
+                f"the model holds {self.dtype}, the points {x.dtype}; convert one with .to(…)"
+            )
 
     def values(self, parameters: dict[str, Tensor], x: Any) -> Tensor:
         """f(x) at given parameters, (n, c)."""
@@ -104,11 +120,13 @@ class Tangent(nn.Module):
 
     def _agrees_by_layers(self, x: Points) -> bool:
         """Whether the fast way holds for this model, which may use its weights elsewhere too."""
-        fast = self._layer_jacobian(x)
-        if fast is None:
-            return False
-        true = self.plain_jacobian(x)
-        return bool((fast - true).abs().max() <= 1e-2 * true.abs().max())
+        with _full_precision():
+            fast = self._layer_jacobian(x)
+            if fast is None:
+                return False
+            true = self.plain_jacobian(x)
+        rounding = torch.finfo(true.dtype).eps ** 0.5
+        return bool((fast - true).abs().max() <= rounding * true.abs().max())
 
     def plain_jacobian(self, x: Points) -> Tensor:
         """J(x) of any model that torch.func can differentiate."""
@@ -116,7 +134,7 @@ class Tangent(nn.Module):
         def one(parameters: dict[str, Tensor], point: Any) -> Tensor:
             return self.values(parameters, plain(point, lambda value: value[None]))[0]
 
-        with _differentiable():
+        with differentiable():
             parts = vmap(jacrev(one), in_dims=(None, 0))(self.weights(), plain(x))
         return torch.cat([parts[name].flatten(2) for name in self.names], dim=2)
 
@@ -165,7 +183,7 @@ class Tangent(nn.Module):
         points = min(len(x), max(64, math.isqrt(budget)))
         columns = max(1, budget // points)
         parts = []
-        with _differentiable():
+        with differentiable():
             for part in x.split(points):
                 some = [
                     vmap(column, in_dims=(1, None), out_dims=-1)(group, plain(part))
@@ -195,7 +213,13 @@ class TangentFunctions(nn.Module):
 
     def __init__(self, model: nn.Module, directions: Tensor, outputs: int = 1) -> None:
         super().__init__()
-        self.tangent = Tangent(model)
+        self.tangent = Tangent(copy.deepcopy(model))  # its user may train it on
+        if len(directions) != self.tangent.size:
+            raise ValueError(
+                f"the model does not fit: {self.tangent.size} of its parameters require gradients, "
+                f"and the directions have {len(directions)} rows"
+            )
+        self.requires_grad_(False)
         self.outputs = outputs
         self.register_buffer("directions", directions.to(self.tangent.dtype))
 
@@ -255,7 +279,7 @@ def _kind(x: Points) -> str:
 
 
 @contextmanager
-def _differentiable() -> Iterator[None]:
+def differentiable() -> Iterator[None]:
     """Fused attention has no rules for vmap and forward-mode derivatives: take the plain one."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_count
 from neuralef.gram import FeatureGram, Gram
 from neuralef.points import PointDict
-from neuralef.solvers.objective import CotangentObjective
+from neuralef.solvers.objective import Objective
 from neuralef.solvers.refine import evaluate
 from neuralef.solvers.subspace import Subspace
 from neuralef.solvers.trained import TrainedSolver
@@ -31,12 +31,13 @@ Augment = Callable[[Any, torch.Generator], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Distill(TrainedSolver):
-    """Regress a network on exact eigenfunctions: min E Σ_j (f_j(x) − ψ_j(x))², then Rayleigh–Ritz.
+    """Regress a network on exact eigenfunctions: min E Σ_j w_j (f_j − ψ_j)², then Rayleigh–Ritz.
 
     `teacher` is a Spectrum of the same kernel that can be evaluated anywhere, by default that of
     `Subspace`; it teaches at the points of the Gram and at `copies` augmented sets of them, made by
-    `augment(x, generator)`. The network's functions are not normalised in training. Eigenvalues and
-    residuals come from the Gram's own points.
+    `augment(x, generator)`. w_j = (μ_j/μ_1)^`weighting`: 0 for functions that count alike, 1 for
+    the best copy of the kernel. Functions are not normalised in training. Eigenvalues and residuals
+    come from the Gram's own points.
 
     >>> import neuralef as nef
     >>> gram = nef.kernels.RBF().gram(torch.linspace(-2, 2, 256)[:, None])
@@ -47,11 +48,14 @@ class Distill(TrainedSolver):
     teacher: Spectrum | None = field(default=None, compare=False, repr=False)
     augment: Augment | None = field(default=None, compare=False)
     copies: int = 4
+    weighting: float = 0.0
     normalized: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self.copies, "copies", least=0)
+        if not 0 <= self.weighting <= 2:
+            raise ValueError(f"weighting must be in [0, 2], got {self.weighting!r}")
         if self.teacher is not None and not isinstance(self.teacher, Spectrum):
             raise TypeError(f"teacher must be a Spectrum, got {type(self.teacher).__name__}")
         if self.teacher is not None and self.teacher.k < self.k:
@@ -85,19 +89,22 @@ class Distill(TrainedSolver):
             for _ in range(copies):
                 assert self.augment is not None
                 sets.append(self.augment(gram.x, generator))
-        targets = torch.cat([evaluate(teacher, x) for x in sets]).to(gram.dtype)
-        return FeatureGram(_join(sets), targets, independent=gram.independent)
+        weights = (teacher.eigenvalues / teacher.eigenvalues[..., :1]) ** (self.weighting / 2)
+        targets = torch.cat([evaluate(teacher, x) for x in sets]) * weights
+        return FeatureGram(_join(sets), targets.to(gram.dtype), independent=gram.independent)
 
     def objective(self, network: nn.Module, gram: Gram) -> Lesson:
         """The squared distance from the teacher's functions."""
         return Lesson()
 
 
-class Lesson(CotangentObjective):
-    """mean (f_j − ψ_j)²; instead of eigenvalues, the share of ψ_j that is learnt."""
+class Lesson(Objective):
+    """mean w_j (f_j − ψ_j)²; instead of eigenvalues, the share of ψ_j that is learnt.
 
-    def __init__(self) -> None:
-        super().__init__(lambda rows, products, points: (rows, products))
+    The teacher's functions come as √w_j ψ_j, and so does what the network learns.
+    """
+
+    capturable = True
 
     def backward(self, network: nn.Module, block: Gram) -> Tensor:
         """Back-propagate through the network; returns 1 − E(f − ψ)²/Eψ² of each function (g, k)."""

@@ -24,10 +24,10 @@ from neuralef.files import CHECKPOINT, check_writable, read_tensors, write_tenso
 from neuralef.gram import FeatureGram, Gram
 from neuralef.linalg import VANISHING
 from neuralef.networks.normalization import Normalized
-from neuralef.points import flat, named_tensors
+from neuralef.points import flat, tensors_of
 from neuralef.rebuild import describe
 from neuralef.solvers.base import Callback
-from neuralef.solvers.objective import CotangentObjective, Objective
+from neuralef.solvers.objective import Objective
 
 RESUMED = ("history", "step", "seconds", "best", "best_step")
 RECORDS = 100  # of the history, over a whole run
@@ -199,7 +199,7 @@ class _Step:
             gram.device.type == "cuda"
             and isinstance(gram, FeatureGram)
             and gram.phi.device == gram.device
-            and isinstance(self.state.objective, CotangentObjective)
+            and self.state.objective.capturable
             and describe(network) is not None
         )
 
@@ -299,7 +299,7 @@ class _Checkpoint:
 def _fingerprint(gram: Gram, network: nn.Module, settings: dict[str, Any]) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that takes it up."""
     some = flat(gram.x[:: max(1, len(gram) // 1000)])
-    shapes = [list(tensor.shape) for tensor in named_tensors(gram.x).values()]
+    shapes = [list(tensor.shape) for tensor in tensors_of(gram.x)]
     with torch.no_grad():
         block = gram[:8].to_dense()
     settings = {name: value for name, value in settings.items() if name != "progress"}

@@ -17,6 +17,8 @@ Cotangent = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 class Objective(nn.Module):
     """Fills a network's gradients from one block of a Gram; its buffers go into checkpoints."""
 
+    capturable: bool = False  # whether nothing in a step waits for the host
+
     def backward(self, network: nn.Module, block: Gram) -> Tensor:
         """Back-propagate through the network; returns estimates of the eigenvalues (g, k)."""
         raise NotImplementedError(f"{type(self).__name__} must define backward(network, block)")
@@ -24,6 +26,8 @@ class Objective(nn.Module):
 
 class CotangentObjective(Objective):
     """A loss given by its gradient in the values ψ of the functions, from ψ and Kψ alone."""
+
+    capturable = True
 
     def __init__(self, cotangent: Cotangent) -> None:
         super().__init__()

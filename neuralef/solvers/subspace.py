@@ -66,7 +66,10 @@ class Subspace(ExactSolver):
         """ΦᵀΦ/(s n) = V μ Vᵀ gives ψ = ΦV/√(s μ)."""
         n, f, scale = len(gram), gram.features, gram.scale
         if f <= DENSE_SIDE:
-            covariance = torch.as_tensor(sum(c.mT @ c for c in gram.chunks(torch.float64)))
+            chunks = (chunk.double() for chunk in gram.chunks(torch.float64))
+            covariance = torch.as_tensor(sum(chunk.mT @ chunk for chunk in chunks))
+            if not bool(covariance.isfinite().all()):
+                raise ValueError("the kernel gives NaN or infinite values on the data")
             values, vectors = descending_eigh(covariance)
             images = vectors * values[:, None]
         else:
