@@ -19,6 +19,14 @@ app = typer.Typer(
     help="Eigenfunctions of kernels as neural networks.",
 )
 
+# The studies of the paper, and the files that each needs.
+STUDIES: dict[str, tuple[str, ...]] = {
+    "classic": (),
+    "toy": (),
+    "mnist": ("data",),
+    "ntk": ("data", "checkpoint"),
+}
+
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
 Seed = Annotated[int, typer.Option(help="Seed of every random number.", min=0)]
@@ -191,9 +199,18 @@ def show(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="Which study of the paper: classic.")],
+    study: Annotated[
+        str, typer.Argument(help="Which study of the paper: classic, toy, mnist or ntk.")
+    ],
     preset: Annotated[str, typer.Option(help="quick, or paper for the full scale.")] = "quick",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Of mnist and ntk: folder of the published data [$NEURALEF_DATA]."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Of ntk: state dict of a ten-class ResNet-20.")
+    ] = None,
     device: Device = "cpu",
     seed: Seed = 0,
     overwrite: Overwrite = False,
@@ -201,17 +218,21 @@ def reproduce(
 ) -> None:
     """Run a study of the paper: tables, figures and result.json."""
     from neuralef.checks import check_choice
-    from neuralef.experiments import classic
 
-    studies = {"classic": classic}
-    check_choice(study, "study", tuple(studies))
-    check_choice(preset, "preset", tuple(studies[study].PRESETS))
+    check_choice(study, "study", tuple(STUDIES))
+    given = {"data": data, "checkpoint": checkpoint}
+    for name in (name for name, value in given.items() if value is not None):
+        if name not in STUDIES[study]:
+            raise ValueError(f"{study} takes no --{name}")
+    module = import_module(f"neuralef.experiments.{study}")
+    check_choice(preset, "preset", tuple(module.PRESETS))
     folder = out or Path("runs") / f"{study}-{preset}"
     _open_run(folder, study, overwrite)
     _check_device(device)
     from neuralef import tables
 
-    result = studies[study].run(folder, preset, device, seed, report=_report(show_json))
+    sources = {name: given[name] and str(given[name]) for name in STUDIES[study]}
+    result = module.run(folder, preset, device, seed, report=_report(show_json), **sources)
     _finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])
 
 

@@ -13,7 +13,9 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) ->
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(
-            column, justify="left" if column == "of" else "right", no_wrap=column != "of"
+            column,
+            justify="left" if column in ("of", "method") else "right",
+            no_wrap=column not in ("of", "method"),
         )
     for row in rows:
         table.add_row(*row)
@@ -121,9 +123,98 @@ def bench(result: dict[str, Any]) -> Iterator[Table | str]:
     yield _table("ratios of one run", ("benchmark", "ratio", "goal", "of"), rows)
 
 
+def toy(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Cosines of every method's functions with the exact ones."""
+    for name, case in result["measured"].items():
+        rows = [
+            (method, *(f"{c:.4f}" for c in found["cosines"]), f"{found['seconds']:.1f}")
+            for method, found in case["methods"].items()
+        ]
+        pairs = len(rows[0]) - 2
+        columns = ("method", *(f"cos {j + 1}" for j in range(pairs)), "seconds")
+        yield _table(f"{name}, {result['config']['points']} points", columns, rows)
+
+
+def mnist(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Accuracies of the features of every kernel and method."""
+    measured, k = result["measured"], result["config"]["k"]
+    rows = []
+    for kind, title in (("draws", "CNN-GP"), ("marginal", "CNN-GP, better estimate")):
+        for draw in measured[kind]:
+            for way, found in draw.items():
+                if isinstance(found, dict):
+                    name = f"{title}, draw {draw['seed']}: {way}"
+                    rows.append((name, str(k), *_accuracy_row(found)))
+    for count, ways in measured["more"].items():
+        for way, found in ways.items():
+            rows.append((f"CNN-GP: {way}", count, *_accuracy_row(found)))
+    for kernel, sizes in measured["nystrom"].items():
+        for count, found in sizes.items():
+            rows.append((f"Nyström {kernel}, {count} images", str(k), *_accuracy_row(found)))
+    columns = ("method", "k", "softmax", "OvR SGD", "cosine", "seconds")
+    yield _table("test accuracy (%) of logistic regression on k features", columns, rows)
+    for kind, found in measured["summary"].items():
+        yield (
+            f"{kind}: mean {found['mean']:.2%}, at most {100 * found['largest_loss']:.2f} points "
+            f"below the exact functions, cosines at least {found['least_cosine']:.4f}, training "
+            f"at most {found['longest_training']:.1f} s"
+        )
+
+
+def _accuracy_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
+    accuracy, cosines = found["accuracy"], found.get("test_cosines")
+    seconds = found.get("training_seconds", found.get("seconds"))
+    return (
+        f"{100 * accuracy['multinomial']:.2f}",
+        f"{100 * accuracy['one-vs-rest SGD']:.2f}",
+        "" if cosines is None else f"{min(cosines):.4f}",
+        "" if seconds is None else f"{seconds:.1f}",
+    )
+
+
+def ntk(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Eigenvalues, kernel matrix and clusters of every method, and the times at full scale."""
+    measured = result["measured"]
+    rows = [
+        (
+            name,
+            *(f"{found[key]:.3f}" for key in ("eigenvalue_error", "kernel_error")),
+            f"{found['test_overlap']:.2f} ({found['train_overlap']:.2f})",
+            *(f"{100 * found[key]:.2f}" for key in ("k_means", "k_means_unscaled")),
+            f"{found['seconds']:.1f}",
+        )
+        for name, found in {"exact": measured["exact"], **measured["methods"]}.items()
+    ]
+    columns = (
+        "method", "μ error", "K error", "test (train) overlap", "K-means √μψ", "ψ", "seconds",
+    )  # fmt: skip
+    yield _table(f"top {result['config']['k']} of the tangent kernel", columns, rows)
+    yield f"chosen by the error on augmented images that no network saw: {measured['chosen']}"
+    random, scale = measured["random features"], measured["scale"]
+    yield (
+        f"random features, {len(random['k_means'])} draws: K-means "
+        f"{_spread(random['k_means'], 100)} %, kernel error {_spread(random['kernel_error'])}; "
+        f"pixels: K-means {100 * measured['pixels']['k_means']:.2f} %"
+    )
+    yield (
+        f"{scale['images']} images × 10 outputs: features in {scale['project_seconds']:.1f} s "
+        f"(forward passes: {scale['jvp_seconds_extrapolated']:.0f} s, extrapolated), exact top "
+        f"{scale['exact_pairs']} in {scale['exact_seconds']:.1f} s"
+    )
+
+
+def _spread(values: list[float], scale: float = 1.0) -> str:
+    mean = sum(values) / len(values)
+    spread = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
+    return f"{scale * mean:.3g} ± {scale * spread:.2g}"
+
+
 def any_result(result: dict[str, Any]) -> Iterator[Table | str]:
     """The tables of whatever run this is."""
-    tables = {"demo": demo, "fit": fit, "classic": classic, "bench": bench}
+    tables = {
+        "demo": demo, "fit": fit, "classic": classic, "toy": toy, "mnist": mnist, "ntk": ntk,
+        "bench": bench,
+    }  # fmt: skip
     if result["experiment"] not in tables:
         raise ValueError(f"no table for a result of {result['experiment']!r}; use --json")
     yield from tables[result["experiment"]](result)

@@ -186,7 +186,8 @@ class _Step:
 
     def __init__(self, state: _State, gram: Gram, training: Training) -> None:
         self.state, self.gram, self.training = state, gram, training
-        self.captured = self._capturable() if training.capture is None else training.capture
+        wanted = self._capturable() if training.capture is None else training.capture
+        self.captured = wanted and gram.device.type == "cuda"
         self.index: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done = 0
@@ -196,8 +197,7 @@ class _Step:
         gram, network = self.gram, self.state.network
         network = network.network if isinstance(network, Normalized) else network
         return (
-            gram.device.type == "cuda"
-            and isinstance(gram, FeatureGram)
+            isinstance(gram, FeatureGram)
             and gram.phi.device == gram.device
             and self.state.objective.capturable
             and describe(network) is not None

@@ -1,4 +1,4 @@
-"""A result in, a Figure out: these functions draw and compute nothing."""
+"""Figures of the classic kernels, the demo and a fit."""
 
 from __future__ import annotations
 
@@ -9,40 +9,9 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-LABELS = {
-    "truth": "truth (quadrature)",
-    "nystrom": "Nyström",
-    "neuralef": "NeuralEF, exact deflation",
-    "paper": "NeuralEF, as published",
-    "mu": "NeuralEF, μ-EigenGame",
-    "spin": "SpIN without memory",
-    "spin-memory": "SpIN with memory",
-    "nestedlora": "NestedLoRA",
-    "landmarks": "Nyström on landmarks",
-    "random-features": "random features",
-}
-COLORS = {
-    "truth": "#222222",
-    "nystrom": "#8c8c8c",
-    "neuralef": "#1b6ca8",
-    "paper": "#d1495b",
-    "mu": "#7fb2d9",
-    "spin": "#edae49",
-    "spin-memory": "#b07d12",
-    "nestedlora": "#4f9d69",
-    "landmarks": "#555555",
-    "random-features": "#9b6fb0",
-}
+from neuralef.plots.base import COLORS, LABELS, legend_below, panel
+
 KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
-
-
-def _panel(axes: Axes, title: str, x: str = "", y: str = "") -> Axes:
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.set_xlabel(x, fontsize=9)
-    axes.set_ylabel(y, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
 
 
 def _ladder(axes: Axes, grid: list[float], found: list[Any], truth: list[Any]) -> None:
@@ -87,11 +56,11 @@ def demo(result: dict[str, Any]) -> Figure:
     rows = figure.subplots(2, 3, gridspec_kw={"width_ratios": [1.7, 1, 1]})
     for (ladder, values, errors), (name, case) in zip(rows, measured.items(), strict=True):
         curves = case["curves"]
-        _panel(ladder, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
+        panel(ladder, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
         _ladder(ladder, curves["grid"], curves["found"], curves["truth"])
-        _panel(values, "eigenvalues", "j")
+        panel(values, "eigenvalues", "j")
         _eigenvalues(values, case["eigenvalues"]["found"], case["eigenvalues"]["truth"])
-        _panel(errors, "eigenfunction error 1 − |cos|", "j")
+        panel(errors, "eigenfunction error 1 − |cos|", "j")
         _error_lines(errors, case["errors"])
     n = result["config"]["n"]
     figure.suptitle(
@@ -110,7 +79,7 @@ def figure2(result: dict[str, Any]) -> Figure:
     for row, (name, by_size) in enumerate(measured["curves"].items()):
         for column, n in enumerate(sizes):
             axes = figure.add_subplot(grid[row, column])
-            _panel(axes, f"{KERNELS[name]}, n = {n}: top 3", "x")
+            panel(axes, f"{KERNELS[name]}, n = {n}: top 3", "x")
             _top_three(axes, by_size[n])
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
@@ -137,7 +106,7 @@ def _top_three(axes: Axes, curves: dict[str, Any]) -> None:
 
 
 def _times(axes: Axes, seconds: dict[str, dict[str, float]]) -> None:
-    _panel(axes, "seconds to solve (polynomial kernel)", "points n")
+    panel(axes, "seconds to solve (polynomial kernel)", "points n")
     for name, spent in seconds.items():
         axes.loglog(
             [int(n) for n in spent],
@@ -158,7 +127,7 @@ def all_functions(result: dict[str, Any]) -> Figure:
         for axes, (name, by_size) in zip(row, curves.items(), strict=True):
             n = list(by_size)[-1]
             functions = by_size[n]["functions"]
-            _panel(axes, f"{KERNELS[name]}, n = {n}: {LABELS[method]}", "x", "j")
+            panel(axes, f"{KERNELS[name]}, n = {n}: {LABELS[method]}", "x", "j")
             _ladder(axes, by_size[n]["grid"], functions[method], functions["truth"])
     return figure
 
@@ -170,7 +139,7 @@ def errors(result: dict[str, Any]) -> Figure:
     panels = figure.subplots(1, 2)
     n = result["config"]["error_size"]
     for axes, (name, case) in zip(panels, cases.items(), strict=True):
-        _panel(axes, f"{KERNELS[name]}, n = {n}: median error 1 − |cos|", "eigenpair j")
+        panel(axes, f"{KERNELS[name]}, n = {n}: median error 1 − |cos|", "eigenpair j")
         for method in (method for method in case["methods"] if method != "nystrom"):
             values = np.maximum(case["methods"][method]["median"]["sample"], 1e-12)
             places = range(1, len(values) + 1)
@@ -183,7 +152,7 @@ def errors(result: dict[str, Any]) -> Figure:
         axes.semilogy(range(1, len(published) + 1), published, "x", color="0.3", label=label)
         axes.set_ylim(5e-13, 3)
         axes.set_xticks(places)
-    _legend_below(figure, panels[0])
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -192,21 +161,16 @@ def cost(result: dict[str, Any]) -> Figure:
     measured = result["measured"]
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _panel(left, "RBF kernel: worst error of the top five", "seconds to solve")
+    panel(left, "RBF kernel: worst error of the top five", "seconds to solve")
     for name, runs in measured["tradeoff"].items():
         seconds = [run["seconds"] for run in runs]
         worst = [max(1e-12, *run["errors"][:5]) for run in runs]
         left.loglog(seconds, worst, "o-", ms=4, color=COLORS[name], label=LABELS[name])
-    _panel(right, "microseconds for a new point", "points n that were solved on")
+    panel(right, "microseconds for a new point", "points n that were solved on")
     for name, costs in measured["evaluation"].items():
         right.loglog([int(n) for n in costs], list(costs.values()), "o-", ms=4, color=COLORS[name])
-    _legend_below(figure, left)
+    legend_below(figure, left)
     return figure
-
-
-def _legend_below(figure: Figure, axes: Axes) -> None:
-    handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
 
 def spectrum(result: dict[str, Any]) -> Figure:
@@ -216,7 +180,7 @@ def spectrum(result: dict[str, Any]) -> Figure:
     left, right = figure.subplots(1, 2)
     values = np.atleast_2d(measured["eigenvalues"])
     places = np.arange(1, values.shape[1] + 1)
-    _panel(left, "eigenvalues", "j")
+    panel(left, "eigenvalues", "j")
     left.semilogy(
         places, np.where(values > 0, values, np.nan).T, "o-", color=COLORS["neuralef"], ms=4
     )
@@ -225,7 +189,7 @@ def spectrum(result: dict[str, Any]) -> Figure:
         low, high = (np.array(certificate[key], dtype=float) for key in ("low", "high"))
         left.vlines(places, low, high, color="black", lw=1.2, label="95 % on held-out points")
         left.legend(frameon=False, fontsize=8)
-    _panel(right, "residual ‖Kψ − μψ‖/μ", "j")
+    panel(right, "residual ‖Kψ − μψ‖/μ", "j")
     residuals = np.array(np.atleast_2d(measured["residuals"]), dtype=float)
     residuals = np.maximum(residuals, 1e-16)
     right.semilogy(places, residuals.T, "o-", color=COLORS["paper"], ms=4)

@@ -1,0 +1,88 @@
+"""The tangent kernel of a ten-class network on all of CIFAR-10: how long it takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from neuralef.data import read_images
+from neuralef.experiments.device import timed
+from neuralef.kernels import NTK
+from neuralef.metrics import relative_error
+from neuralef.networks import ResNet
+from neuralef.networks.folding import fold_batch_norm
+from neuralef.solvers import Subspace
+
+if TYPE_CHECKING:
+    from neuralef.experiments.ntk import Preset
+
+# Images and columns on which one forward pass a column is timed, to be multiplied up.
+SUBSET, COLUMNS = 500, 64
+
+
+def ten_classes(depth: int, width: int, checkpoint: str | None, device: str) -> nn.Module:
+    """A classifier of CIFAR-10 with its batch norms folded, from a state dict if there is one."""
+    model = ResNet(depth, width, outputs=10, seed=0)
+    if checkpoint is not None:
+        if not Path(checkpoint).is_file():
+            raise FileNotFoundError(f"no such checkpoint: {checkpoint}")
+        model.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True))
+    return fold_batch_norm(model.to(device).eval())
+
+
+def measure_scale(
+    preset: Preset,
+    device: str,
+    seed: int,
+    report: Callable[[str], None],
+    data: str | None = None,
+    checkpoint: str | None = None,
+) -> dict[str, Any]:
+    """Seconds for sampled features in two ways, and for the exact top pairs of the whole kernel."""
+    from neuralef.experiments.ntk import normalised
+
+    model = ten_classes(preset.depth, preset.width, checkpoint, device)
+    images, _ = read_images("cifar10", "train", data)
+    x = normalised(images[: preset.scale_images], device)
+
+    kernel = NTK(model, samples=preset.scale_samples, method="project", seed=seed)
+    kernel.features(x[:SUBSET])  # libraries choose their algorithms at the first call
+    phi, project = timed(kernel.features, x)
+    report(f"features of {len(x)} images by projected Jacobians: {project:.1f} s")
+    columns = min(COLUMNS, preset.scale_samples)
+    forward = NTK(model, samples=columns, method="jvp", seed=seed)
+    few = x[:SUBSET]
+    forward.features(few)
+    tangents, jvp = timed(forward.features, few)
+    agreement = relative_error(tangents, phi[: len(few), :, :columns])
+    del phi, tangents
+    whole = jvp * len(x) / len(few) * preset.scale_samples / columns
+    report(f"by forward passes: {jvp:.1f} s for {len(few)} images and {columns} columns")
+    solver = Subspace(
+        preset.scale_pairs, oversample=preset.scale_pairs // 2, iterations=2, tolerance=1e-3,
+        start_points=max(1, len(x) // 10), seed=seed,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="subspace iteration stopped")
+        spectrum, exact = timed(solver.solve, NTK(model).gram(x))
+    report(f"exact top {preset.scale_pairs}: {exact:.1f} s")
+    return {
+        "images": len(x),
+        "parameters": kernel.tangent.size,
+        "weights": "random" if checkpoint is None else "checkpoint",
+        "project_seconds": project,
+        "jvp_seconds": jvp,
+        "jvp_images": len(few),
+        "jvp_columns": columns,
+        "jvp_seconds_extrapolated": whole,
+        "jvp_against_project": agreement,
+        "exact_seconds": exact,
+        "exact_pairs": preset.scale_pairs,
+        "exact_eigenvalues": spectrum.eigenvalues.tolist(),
+        "exact_residuals": spectrum.residuals.tolist(),
+    }
