@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,13 @@ def timed(work: Callable[..., Any], *args: Any) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def tuned_convolutions() -> AbstractContextManager[None]:
+@contextmanager
+def tuned_convolutions() -> Iterator[None]:
     """Let cuDNN try its algorithms for each shape: studies repeat few shapes many times."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True)
+    # not by cudnn.flags, which sets every other flag of cuDNN too
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -45,6 +45,7 @@ class Preset:
     depth: int
     width: int
     epochs: int
+    weight_decay: float
     k: int
     samples: int
     steps: int
@@ -58,13 +59,14 @@ class Preset:
 
 PRESETS = {
     "quick": Preset(
-        images=512, test_images=200, depth=8, width=8, epochs=8, k=5, samples=128, steps=60,
-        copies=2, lesson_steps=80, draws=5, scale_images=64, scale_samples=64, scale_pairs=5,
+        images=512, test_images=200, depth=8, width=8, epochs=8, weight_decay=5e-4, k=5,
+        samples=128, steps=60, copies=2, lesson_steps=80, draws=5,
+        scale_images=64, scale_samples=64, scale_pairs=5,
     ),
     "paper": Preset(
-        images=10000, test_images=2000, depth=20, width=16, epochs=60, k=10, samples=4096,
-        steps=4000, copies=30, lesson_steps=12000, draws=40, scale_images=50000,
-        scale_samples=4096, scale_pairs=100,
+        images=10000, test_images=2000, depth=20, width=16, epochs=60, weight_decay=2e-3, k=10,
+        samples=4096, steps=4000, copies=30, lesson_steps=10000, draws=40,
+        scale_images=50000, scale_samples=4096, scale_pairs=100,
     ),
 }  # fmt: skip
 
@@ -223,7 +225,9 @@ def solve_all(
     found = {}
     for name, (solver, network) in ways(classifier, teacher, preset, seed).items():
         gram = grams[type(solver).__name__]
-        spectrum, seconds = timed(solver.solve, gram, network.to(x.device))
+        # channels last is twice as fast in bfloat16
+        network = network.to(x.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        spectrum, seconds = timed(solver.solve, gram, network)
         found[name] = judge(spectrum, exact, truth, images, seed) | {"seconds": seconds}
         with torch.no_grad():
             given = spectrum.features(unseen)
@@ -272,7 +276,13 @@ def measure(preset: Preset, images: Images, seed: int, report: Report) -> dict[s
 
     def fit() -> None:
         train_classifier(
-            classifier, images.train, images.train_labels, preset.epochs, seed=seed, report=report
+            classifier,
+            images.train,
+            images.train_labels,
+            preset.epochs,
+            weight_decay=preset.weight_decay,
+            seed=seed,
+            report=report,
         )
 
     seconds = timed(fit)[1]

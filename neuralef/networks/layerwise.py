@@ -114,11 +114,38 @@ def _columns(layer: Layer, given: Tensor) -> Tensor:
     """What a layer's weights multiply at each of the l places of a sample: (n, k, l)."""
     if isinstance(layer, nn.Linear):
         return given.reshape(len(given), -1, given.shape[-1]).mT
-    settings: list[Any] = [layer.kernel_size, layer.dilation, layer.padding, layer.stride]
     if isinstance(layer, nn.Conv1d):  # as an image of one row
         given = given[:, :, None]
-        settings = [(low, value[0]) for low, value in zip((1, 1, 0, 1), settings, strict=True)]
-    return nn.functional.unfold(given, *settings)
+    kernel, dilation, padding, stride = (
+        (low, *value) if len(value) == 1 else value
+        for low, value in zip(
+            (1, 1, 0, 1),
+            (layer.kernel_size, layer.dilation, layer.padding, layer.stride),
+            strict=True,
+        )
+    )
+    return _patches(given, kernel, dilation, padding, stride)
+
+
+def _patches(images: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+    """What torch's `unfold` gives, (n, channels·kernel, places), in one copy for all samples.
+
+    On a GPU `unfold` launches a kernel for each sample, which takes longer than the rest.
+    """
+    images = nn.functional.pad(images, (padding[1], padding[1], padding[0], padding[0]))
+    n, channels, *size = images.shape
+    places = [(size[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1)]
+    per_sample, per_channel, *steps = images.stride()
+    view = images.as_strided(
+        (n, channels, *kernel, *places),
+        (
+            per_sample,
+            per_channel,
+            *(steps[i] * dilation[i] for i in (0, 1)),
+            *(steps[i] * stride[i] for i in (0, 1)),
+        ),
+    )
+    return view.reshape(n, -1, places[0] * places[1])
 
 
 def _rows(layer: Layer, delta: Tensor) -> Tensor:
