@@ -226,6 +226,7 @@ SOLVERS = [
     Case("NestedLoRA", lambda k: nef.NestedLoRA(k, steps=40), exact=False),
     Case("NestedLoRA joint",
          lambda k: nef.NestedLoRA(k, nesting="joint", steps=40), exact=False),
+    Case("Distill", lambda k: nef.Distill(k, steps=40), exact=False),
 ]  # fmt: skip
 EXACT = [case for case in SOLVERS if case.exact]
 

@@ -1,0 +1,107 @@
+"""The classifiers of the tangent kernel study, on images that brightness tells apart."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from neuralef.experiments.classifier import accuracy, train_classifier
+from neuralef.networks import ResNet
+
+SIDE, N = 8, 128
+
+
+def brightness(classes=2, n=N, seed=0):
+    """Images whose class is their brightness, which neither a crop nor a mirror changes much."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    noise = 0.3 * torch.randn(n, 3, SIDE, SIDE, generator=generator)
+    return noise + 2 * (labels - (classes - 1) / 2)[:, None, None, None], labels
+
+
+def train(outputs=1, classes=2, epochs=6, seed=0, **settings):
+    x, labels = brightness(classes)
+    model = ResNet(8, 4, outputs=outputs, seed=0)
+    settings = {"batch_size": 32, "seed": seed} | settings
+    return train_classifier(model, x, labels, epochs, **settings)
+
+
+@pytest.mark.parametrize(("outputs", "classes"), [(1, 2), (2, 2), (3, 3), (5, 3)])
+def test_what_can_be_told_apart_is_learnt(outputs, classes):
+    model = train(outputs, classes, epochs=10)
+    x, labels = brightness(classes, seed=1)
+    untrained = ResNet(8, 4, outputs=outputs, seed=0).eval()
+    assert accuracy(model, x, labels) >= 0.95 > accuracy(untrained, x, labels)
+    assert not any(part.training for part in model.modules())
+
+
+def test_the_model_itself_is_trained_and_handed_back():
+    x, labels = brightness()
+    model = ResNet(8, 4, outputs=1, seed=0)
+    assert train_classifier(model, x, labels, 1) is model
+
+
+def test_the_same_seed_gives_the_same_weights():
+    first, second, other = train(seed=3), train(seed=3), train(seed=4)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+    assert not torch.equal(first.fc.weight, other.fc.weight)
+
+
+def test_the_global_random_state_neither_matters_nor_changes():
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    first = train(epochs=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(12)
+    assert torch.equal(first.fc.weight, train(epochs=1).fc.weight)
+
+
+def test_the_random_state_survives_a_failure():
+    x, labels = brightness()
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="takes images"):
+        train_classifier(ResNet(8, 4, channels=1, outputs=1), x, labels, 1)
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state(), before)  # that of the fixture, seed 0
+
+
+@pytest.mark.parametrize("batch_size", [N + 1, 10 * N])
+def test_fewer_images_than_a_batch_are_refused(batch_size):
+    with pytest.raises(ValueError, match=f"{N} images are fewer than a batch of {batch_size}"):
+        train(batch_size=batch_size)
+    assert train(batch_size=N, epochs=1).fc.weight.isfinite().all()
+
+
+def test_progress_is_reported():
+    lines = []
+    train(epochs=10, report=lines.append)
+    assert [line.split(",")[0] for line in lines] == [
+        f"classifier: epoch {epoch} of 10" for epoch in (2, 4, 6, 8, 10)
+    ]
+
+
+def test_data_are_left_alone():
+    x, labels = brightness()
+    kept = copy.deepcopy((x, labels))
+    train_classifier(ResNet(8, 4, outputs=1, seed=0), x, labels, 1)
+    assert torch.equal(x, kept[0])
+    assert torch.equal(labels, kept[1])
+
+
+class Fixed(nn.Module):
+    """Logits that are the points."""
+
+    def forward(self, x):
+        return x
+
+
+def test_accuracy_by_hand():
+    labels = torch.tensor([1, 0, 1, 0])
+    assert accuracy(Fixed(), torch.tensor([[2.0], [-1.0], [-0.1], [0.5]]), labels) == 0.5
+    assert accuracy(Fixed(), torch.tensor([[0.0], [0.0], [0.0], [0.0]]), labels) == 0.5
+    logits = torch.tensor([[0.0, 1.0, 0.5], [3.0, 1.0, 2.0], [0.0, 0.1, 0.2], [1.0, 0.0, 0.0]])
+    assert accuracy(Fixed(), logits, labels) == 0.75
+    many = torch.arange(2500)[:, None].float() - 1000.5  # more than a part
+    assert accuracy(Fixed(), many, (many[:, 0] > 0).long()) == 1
