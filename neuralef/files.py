@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import tempfile
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from neuralef.certificate import Certificate
 from neuralef.kernels.base import Kernel, SampledFeatures
+from neuralef.networks.activations import ActivationHead
 from neuralef.networks.extension import FeatureMap, KernelFeatures
 from neuralef.networks.normalization import L2BatchNorm, Normalized
 from neuralef.networks.tangent import TangentFunctions
@@ -32,7 +34,12 @@ VALIDATION = "validation."
 # The functions at the example point, by which a model or a network that is passed is known again.
 PROBE = "probe"
 # What a user passes to `load`, by the class of the network in the file.
-PASSED = {"KernelFeatures": "kernel", "FeatureMap": "feature_map", "TangentFunctions": "model"}
+PASSED = {
+    "KernelFeatures": "kernel",
+    "FeatureMap": "feature_map",
+    "TangentFunctions": "model",
+    "ActivationHead": "model",
+}
 BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
 
 
@@ -96,6 +103,11 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tenso
 
 def save_spectrum(spectrum: Spectrum, path: Path) -> None:
     """Write a spectrum; a user's own network or kernel is written as tensors only."""
+    write_tensors(path, SPECTRUM, *pack_spectrum(spectrum))
+
+
+def pack_spectrum(spectrum: Spectrum) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A spectrum as a JSON header and tensors."""
     header = {
         "network": describe(spectrum.network),
         "network_class": type(spectrum.network).__name__,
@@ -111,7 +123,7 @@ def save_spectrum(spectrum: Spectrum, path: Path) -> None:
         fields = dataclasses.asdict(spectrum.validation)
         header["validation_points"] = fields.pop("points")
         tensors |= {VALIDATION + name: value for name, value in fields.items()}
-    write_tensors(path, SPECTRUM, header, tensors)
+    return header, tensors
 
 
 def load(
@@ -132,6 +144,17 @@ def load(
     path = Path(path)
     header, tensors = read_tensors(path, SPECTRUM)
     given = {"network": network, "kernel": kernel, "feature_map": feature_map, "model": model}
+    return unpack_spectrum(path, header, tensors, given, device)
+
+
+def unpack_spectrum(
+    path: Path,
+    header: dict[str, Any],
+    tensors: dict[str, Tensor],
+    given: dict[str, Any],
+    device: str | torch.device,
+) -> Spectrum:
+    """The spectrum that `pack_spectrum` packed, made around what the user passes."""
     try:
         module = _network(path, header, tensors, given)
         probe = tensors.pop(PROBE)
@@ -210,7 +233,18 @@ def _network(
     if kind == "TangentFunctions":
         directions = torch.ones_like(tensors["network.directions"])
         return TangentFunctions(part, directions, header["outputs"])
+    if kind == "ActivationHead":
+        return ActivationHead.like(part, tensors, header["outputs"], header["independent"])
     if kind == "Normalized" and not isinstance(part, Normalized):
         k = tensors["network.normalization.mean_square"].shape[-1]
         return Normalized(part, L2BatchNorm(k, header["outputs"], header["independent"]))
     return part
+
+
+def fingerprint(model: nn.Module) -> str:
+    """What tells one set of weights from another, wherever they lie."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -79,3 +81,110 @@ def clustering_accuracy(clusters: Tensor, labels: Tensor) -> float:
     counts.index_put_((clusters.cpu(), labels.cpu()), ones, accumulate=True)
     rows, columns = linear_sum_assignment(counts.numpy(), maximize=True)
     return float(counts[rows, columns].sum() / len(labels))
+
+
+def nll(probabilities: Tensor, labels: Tensor) -> float:
+    """Mean −log p of the true class, from probabilities (n, c) and labels (n,).
+
+    >>> round(nll(torch.tensor([[0.5, 0.5]]), torch.tensor([1])), 4)
+    0.6931
+    """
+    probabilities, labels = _check_probabilities(probabilities, labels)
+    chosen = probabilities.gather(1, labels[:, None])
+    return float(-chosen.clamp_min(torch.finfo(torch.float64).tiny).log().mean())
+
+
+def accuracy(probabilities: Tensor, labels: Tensor) -> float:
+    """The share of points whose likeliest class is the true one.
+
+    >>> accuracy(torch.tensor([[0.2, 0.8], [0.7, 0.3]]), torch.tensor([1, 1]))
+    0.5
+    """
+    probabilities, labels = _check_probabilities(probabilities, labels)
+    return float((probabilities.argmax(1) == labels).double().mean())
+
+
+def ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: Σ_b |accuracy − confidence| · share, over equal-width bins.
+
+    >>> ece(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 0]))
+    0.5
+    """
+    probabilities, labels = _check_probabilities(probabilities, labels)
+    confidence, found = probabilities.max(1)
+    # bins are open on the left, as Guo et al. (2017) have them
+    place = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    gap = (found == labels).double() - confidence
+    sums = torch.zeros(bins, dtype=torch.float64, device=gap.device).index_add_(0, place, gap)
+    return float(sums.abs().sum() / len(labels))
+
+
+def brier(probabilities: Tensor, labels: Tensor) -> float:
+    """Mean Σ_c (p_c − 1[c is true])².
+
+    >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+    0.5
+    """
+    probabilities, labels = _check_probabilities(probabilities, labels)
+    truth = torch.nn.functional.one_hot(labels, probabilities.shape[1])
+    return float((probabilities - truth).square().sum(1).mean())
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """−Σ_c p_c log p_c of each point: (n,).
+
+    >>> entropy(torch.tensor([[1.0, 0.0]]))
+    tensor([0.], dtype=torch.float64)
+    """
+    return torch.special.entr(probabilities.double()).sum(1)
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """The chance that a score from outside is above one from inside, ties counting half.
+
+    >>> auroc(torch.tensor([0.1, 0.4]), torch.tensor([0.4, 0.9]))
+    0.875
+    """
+    from sklearn.metrics import roc_auc_score
+
+    scores, truth = _outside(inside, outside)
+    return float(roc_auc_score(truth, scores))
+
+
+def aupr(inside: Tensor, outside: Tensor) -> float:
+    """Average precision of telling points from outside by their scores.
+
+    >>> aupr(torch.tensor([0.1, 0.2]), torch.tensor([0.8, 0.9]))
+    1.0
+    """
+    from sklearn.metrics import average_precision_score
+
+    scores, truth = _outside(inside, outside)
+    return float(average_precision_score(truth, scores))
+
+
+def _outside(inside: Tensor, outside: Tensor) -> tuple[Any, Any]:
+    if inside.ndim != 1 or outside.ndim != 1 or not len(inside) or not len(outside):
+        raise ValueError(
+            f"expected two vectors of scores, got {tuple(inside.shape)}, {tuple(outside.shape)}"
+        )
+    scores = torch.cat([inside, outside]).detach().double().cpu()
+    truth = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
+    return scores.numpy(), truth.numpy()
+
+
+def _check_probabilities(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or not len(labels):
+        raise ValueError(
+            f"expected probabilities (n, c) and labels (n,), got {tuple(probabilities.shape)} "
+            f"and {tuple(labels.shape)}"
+        )
+    values = probabilities.detach().double()
+    if not bool(((values >= 0) & (values <= 1 + 1e-6)).all()):
+        raise ValueError("probabilities must lie in [0, 1]: did you pass logits?")
+    if not bool(((labels >= 0) & (labels < values.shape[1])).all()):
+        raise ValueError(
+            f"labels must lie in 0 … {values.shape[1] - 1}, got {int(labels.min())} … "
+            f"{int(labels.max())}"
+        )
+    return values, labels.long()

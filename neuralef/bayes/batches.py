@@ -1,0 +1,77 @@
+"""Training data as users have them: an iterable of pairs (x, y) or of dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuralef.checks import check_points
+from neuralef.points import PointDict, Points, flat
+
+LABELS = ("labels", "label", "targets", "target", "y")
+
+
+def collect(
+    loader: Iterable[Any], device: torch.device, name: str = "loader"
+) -> tuple[Any, Tensor]:
+    """All points and targets of a loader, moved to a device.
+
+    A second pass must give the same points, in any order: eigenfunctions belong to fixed points.
+    """
+    if isinstance(loader, (Tensor, Mapping)) or not isinstance(loader, Iterable):
+        raise TypeError(
+            f"{name} must be an iterable of batches (x, y), such as a DataLoader or [(x, y)], got "
+            f"{type(loader).__name__}"
+        )
+    parts = [_split(batch, name) for batch in loader]
+    if not parts:
+        raise ValueError(f"{name} yields no batches: is it a generator that was used up?")
+    x = _join([check_points(part, integers=True) for part, _ in parts])
+    y = torch.cat([torch.as_tensor(target) for _, target in parts])
+    if len(y) != len(x):
+        raise ValueError(f"{name} yields {len(x)} points but {len(y)} targets")
+    again = [check_points(_split(batch, name)[0], integers=True) for batch in loader]
+    if sum(map(len, again)) != len(x) or not torch.isclose(_total(again), _total([x]), rtol=1e-9):
+        raise ValueError(
+            f"{name} yields other points in its second pass than in its first: turn augmentation "
+            "off, and pass a DataLoader or a list rather than a generator"
+        )
+    return move(x, device), y.to(device)
+
+
+def _split(batch: Any, name: str) -> tuple[Any, Any]:
+    if isinstance(batch, Mapping):
+        found = [key for key in LABELS if key in batch]
+        if not found:
+            raise ValueError(
+                f"{name} yields dicts without targets: expected one of {', '.join(LABELS)}, got "
+                f"{', '.join(map(str, batch))}"
+            )
+        rest = {key: value for key, value in batch.items() if key != found[0]}
+        return (rest["x"] if set(rest) == {"x"} else rest), batch[found[0]]
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise TypeError(f"{name} must yield pairs (x, y) or dicts, got {type(batch).__name__}")
+    return batch[0], batch[1]
+
+
+def _total(parts: list[Any]) -> Tensor:
+    """A number that tells sets of points apart, whatever their order."""
+    rows = [flat(part) for part in parts]
+    weights = torch.linspace(1, 2, rows[0].shape[1], dtype=torch.float64)
+    return sum((row.sin() @ weights.to(row)).sum().cpu() for row in rows)  # type: ignore[return-value]
+
+
+def _join(parts: list[Any]) -> Points:
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)
+    return PointDict({key: torch.cat([part[key] for part in parts]) for key in parts[0]})
+
+
+def move(x: Any, device: torch.device) -> Any:
+    """Points on a device."""
+    if isinstance(x, Tensor):
+        return x.to(device)
+    return PointDict({key: value.to(device) for key, value in x.items()})

@@ -1,0 +1,63 @@
+"""What a likelihood says of outputs: their curvature, their targets, and how good they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from neuralef.checks import check_finite
+
+LIKELIHOODS = ("classification", "regression")
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Outputs at n points: mean (n, c) and covariance (n, c, c) between the outputs of each."""
+
+    mean: Tensor
+    covariance: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each output, (n, c)."""
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
+
+
+def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
+    """Targets that fit a model's outputs (n, c): class numbers (n,), or values (n, c)."""
+    if likelihood == "regression":
+        y = y.double().reshape(len(y), -1)
+        if y.shape != outputs.shape:
+            raise ValueError(
+                f"the model gives {tuple(outputs.shape)}, the targets are {tuple(y.shape)}"
+            )
+        check_finite(y, "the targets")
+        return y
+    classes = max(2, outputs.shape[1])
+    whole = y.ndim == 1 and bool((y == y.long()).all())
+    if not whole or int(y.min()) < 0 or int(y.max()) >= classes:
+        raise ValueError(
+            f"labels must be whole numbers from 0 to {classes - 1}, one for each point, got "
+            f"{y.dtype} of shape {tuple(y.shape)} from {y.min()} to {y.max()}"
+        )
+    return y.long()
+
+
+def curvature_product(logits: Tensor, features: Tensor) -> Tensor:
+    """Λ Ψ̃ for the softmax, Λ = diag(p) − ppᵀ, or p(1 − p) for one logit: (n, c, k)."""
+    if logits.shape[1] == 1:
+        p = logits.sigmoid()[..., None]
+        return p * (1 - p) * features
+    p = logits.softmax(1)[..., None]
+    return p * (features - (p * features).sum(1, keepdim=True))
+
+
+def gaussian_nll(found: Gaussian, y: Tensor, noise: float) -> float:
+    """Mean over points of −log N(y; mean, covariance + noise)."""
+    identity = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
+    distribution = torch.distributions.MultivariateNormal(
+        found.mean, found.covariance + noise * identity
+    )
+    return float(-distribution.log_prob(y).mean())

@@ -1,0 +1,50 @@
+"""From Gaussian logits to class probabilities: three ways, and their exact forms for one logit."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+METHODS = ("mc", "probit", "bridge")
+
+
+def probabilities(mean: Tensor, covariance: Tensor, method: str = "probit") -> Tensor:
+    """E softmax(f) for f ~ N(mean (n, c), covariance (n, c, c)): (n, c), or (n, 2) for one logit.
+
+    "probit" scales each logit by 1/√(1 + πv/8); "bridge" matches a Dirichlet (Hobbhahn et al.
+    2022), and is the same for one logit.
+
+    >>> probabilities(torch.zeros(1, 3), torch.eye(3)[None], "probit")
+    tensor([[0.3333, 0.3333, 0.3333]])
+    """
+    if method == "bridge" and mean.shape[-1] > 1:
+        return laplace_bridge(mean, covariance)
+    variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+    return to_probabilities(mean / (1 + math.pi / 8 * variance).sqrt())
+
+
+def to_probabilities(logits: Tensor) -> Tensor:
+    """Softmax of c logits, or (1 − σ, σ) of one."""
+    if logits.shape[-1] == 1:
+        logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
+    return logits.softmax(-1)
+
+
+def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
+    """The mean of the Dirichlet whose Laplace approximation in the logits is this Gaussian.
+
+    The Gaussian is first conditioned on logits that sum to zero, and scaled down where its variance
+    is too large for the approximation, as its authors advise.
+    """
+    c = mean.shape[-1]
+    total = covariance.sum((-2, -1)).clamp_min(torch.finfo(mean.dtype).tiny)
+    rows = covariance.sum(-1)
+    mean = mean - rows * (mean.sum(-1) / total)[:, None]
+    covariance = covariance - rows[:, :, None] * rows[:, None, :] / total[:, None, None]
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    scale = (variance.mean(-1) / math.sqrt(c / 2)).clamp_min(1.0)[:, None]
+    mean, variance = mean / scale.sqrt(), (variance / scale).clamp_min(1e-12)
+    alpha = (1 - 2 / c + mean.exp() / c**2 * (-mean).exp().sum(-1, keepdim=True)) / variance
+    return alpha / alpha.sum(-1, keepdim=True)

@@ -1,0 +1,123 @@
+"""Functions read off the activations of a trained model: nearly free where the model runs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.networks.mlp import SharedMLP
+from neuralef.networks.tangent import check_model
+from neuralef.points import Points
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Activations(nn.Module):
+    """x ↦ what a model's layers say of x: the mean of each channel after ReLU, and the outputs.
+
+    One forward pass gives these and the model's own output. The model is a frozen copy.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
+    >>> Activations(model)(torch.randn(5, 3, 8, 8)).shape
+    torch.Size([5, 18])
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        check_model(model)
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        layers = [layer for layer in model.modules() if isinstance(layer, LAYERS)]
+        if not layers:
+            raise ValueError(
+                f"{type(model).__name__} has no linear or convolutional layers to look at"
+            )
+        self.size = sum(len(layer.weight) for layer in layers)
+
+    def train(self, mode: bool = True) -> Activations:
+        """The model stays in eval mode: it is not what is being trained."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def both(self, x: Points) -> tuple[Tensor, Tensor]:
+        """The model's output and the activations (n, a), of one pass."""
+        seen: list[Tensor] = []
+
+        def look(layer: nn.Module, args: Any, out: Tensor) -> None:
+            channels_last = isinstance(layer, nn.Linear)
+            flat = out.movedim(-1, 1) if channels_last else out
+            seen.append(torch.relu(flat).flatten(2).mean(2) if flat.ndim > 2 else torch.relu(flat))
+
+        layers = [layer for layer in self.model.modules() if isinstance(layer, LAYERS)]
+        hooks = [layer.register_forward_hook(look) for layer in layers]
+        try:
+            out = self.model(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        # of the last layer the outputs themselves say more than their positive parts
+        seen[-1] = out[:, None] if out.ndim == 1 else out
+        activations = torch.cat(seen, dim=1)
+        if activations.shape[1] != self.size:
+            raise ValueError(
+                f"expected each layer of the model to run once and give {self.size} activations in "
+                f"all, got {activations.shape[1]}: pass a network of your own instead"
+            )
+        return out, activations
+
+    def forward(self, x: Points) -> Tensor:
+        """(n, a)."""
+        return self.both(x)[1]
+
+
+class ActivationHead(nn.Module):
+    """k functions on the activations of a trained model: an MLP that sees what the model sees.
+
+    At test they cost hardly more than the model itself. x ↦ (n, k), or (n, c, k).
+
+    >>> model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
+    >>> ActivationHead(model, k=4, outputs=2)(torch.randn(5, 3)).shape
+    torch.Size([5, 2, 4])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        k: int,
+        outputs: int = 1,
+        independent: bool = False,
+        width: int = 512,
+        depth: int = 3,
+        normalize: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.activations = Activations(model)
+        self.head = SharedMLP(
+            self.activations.size, k, width, depth, outputs=outputs, independent=independent,
+            normalize=normalize, seed=seed,
+        ).to(next(self.activations.model.parameters()))  # fmt: skip
+
+    @classmethod
+    def like(
+        cls, model: nn.Module, tensors: dict[str, Tensor], outputs: int, independent: bool
+    ) -> ActivationHead:
+        """A head of the sizes that the tensors of a saved spectrum have, on a model."""
+        depth = sum(".head.weights." in name for name in tensors)
+        width, heads = (
+            tensors[f"network.head.weights.{layer}"].shape[-1] for layer in (0, depth - 1)
+        )
+        normalized = any(".head.normalization." in name for name in tensors)
+        return cls(model, heads // outputs, outputs, independent, width, depth, normalized)
+
+    def standardize(self, x: Points) -> None:
+        """Take the shift and the scale of each activation from the points x."""
+        with torch.no_grad():
+            self.head.standardize(self.activations(x))
+
+    def forward(self, x: Points) -> Tensor:
+        """(n, k), or (n, c, k) for c outputs."""
+        return self.head(self.activations(x))

@@ -1,0 +1,283 @@
+"""The linearised Laplace approximation against the dense one, and against exact GPs."""
+
+import math
+
+import pytest
+import torch
+from models import dense_jacobian
+from torch import nn
+from truth import points
+
+import neuralef as nef
+from neuralef.bayes import LinearizedLaplace
+from neuralef.bayes.predictive import laplace_bridge, probabilities, to_probabilities
+from neuralef.bayes.tuning import log_evidence, minimise
+
+VARIANCE, TEMPERATURE = 0.7, 2.0
+
+
+def mlp(outputs=3, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, outputs)).double().eval()
+
+
+def parameters(model):
+    return sum(value.numel() for value in model.parameters())
+
+
+def labels(n, classes=3):
+    return torch.arange(n) % classes
+
+
+def dense_covariance(model, x, new, curvature, variance=VARIANCE, temperature=TEMPERATURE):
+    """J* (Σ JᵀΛJ/τ + I/σ₀²)⁻¹ J*ᵀ over all weights."""
+    J, J_new = (dense_jacobian(model, v).reshape(len(v), curvature.shape[1], -1) for v in (x, new))
+    H = torch.einsum("ncp,ncd,ndq->pq", J, curvature, J) / temperature
+    H += torch.eye(len(H), dtype=H.dtype) / variance
+    return J_new @ torch.linalg.inv(H) @ J_new.mT
+
+
+def softmax_curvature(logits):
+    p = logits.softmax(1)
+    return torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+
+
+def fixed(model, k, **settings):
+    given = {"prior_variance": VARIANCE, "temperature": TEMPERATURE} | settings
+    return LinearizedLaplace(model, solver=nef.Subspace(k=k), **given)
+
+
+def test_all_functions_give_the_dense_posterior_of_a_classifier():
+    model, x, new = mlp(), points(60), points(7, seed=1)
+    posterior = fixed(model, parameters(model)).fit([(x, labels(60))])
+    truth = dense_covariance(model, x, new, softmax_curvature(model(x).detach()))
+    mean = model(new).detach()
+    found = posterior.predict(new)
+    torch.testing.assert_close(found.mean, mean)
+    torch.testing.assert_close(found.covariance, truth, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.variance, truth.diagonal(dim1=1, dim2=2), rtol=1e-6, atol=1e-6)
+
+
+def test_one_logit_is_a_binary_classifier():
+    model, x, new = mlp(1), points(60), points(7, seed=1)
+    posterior = fixed(model, parameters(model)).fit([(x, labels(60, 2))])
+    p = model(x).sigmoid().detach()
+    truth = dense_covariance(model, x, new, (p * (1 - p))[:, :, None])
+    torch.testing.assert_close(posterior.predict(new).covariance, truth, rtol=1e-6, atol=1e-6)
+    proba = posterior.predict_proba(new)
+    assert proba.shape == (7, 2)
+    torch.testing.assert_close(proba.sum(1), torch.ones(7, dtype=proba.dtype))
+
+
+@pytest.mark.parametrize("k", [5, 12])
+def test_fewer_functions_and_the_tail_bracket_the_dense_posterior(k):
+    model, x, new = mlp(), points(60), points(7, seed=1)
+    truth = dense_covariance(model, x, new, softmax_curvature(model(x).detach()))
+    few = fixed(model, k).fit([(x, labels(60))]).predict(new).variance
+    more = fixed(model, k, tail=True).fit([(x, labels(60))]).predict(new).variance
+    exact = truth.diagonal(dim1=1, dim2=2)
+    assert bool((few <= exact + 1e-9).all())
+    assert float(more.mean()) >= float(exact.mean())  # the tail never contracts
+    assert float((more - exact).abs().max()) < (1e-2 if k == 12 else 0.3)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_regression_on_a_linear_model_is_the_exact_gp(outputs):
+    """Ridge regression is the mean of the GP with kernel σ₀² φφᵀ; the covariance is its own."""
+    x, new = points(40, 3), points(6, 3, seed=1)
+    y = x @ points(3, outputs, seed=2) + 0.1 * points(40, outputs, seed=3)
+    noise, variance = 0.01, 2.0
+    phi, phi_new = (torch.cat([v, torch.ones(len(v), 1).double()], 1) for v in (x, new))
+    weights = torch.linalg.solve(phi.T @ phi + noise / variance * torch.eye(4), phi.T @ y)
+    model = nn.Linear(3, outputs).double().eval()
+    with torch.no_grad():
+        model.weight.copy_(weights[:-1].T)
+        model.bias.copy_(weights[-1])
+    posterior = LinearizedLaplace(
+        model, "regression", nef.Subspace(k=4 * outputs), prior_variance=variance
+    )
+    posterior.fit([(x, y)])
+    posterior.noise_ = noise
+    K = variance * phi @ phi.T + noise * torch.eye(40)
+    cross = variance * phi_new @ phi.T
+    found = posterior.predict(new)
+    torch.testing.assert_close(found.mean, cross @ torch.linalg.solve(K, y), rtol=1e-6, atol=1e-6)
+    truth = variance * phi_new @ phi_new.T - cross @ torch.linalg.solve(K, cross.T)
+    expected = truth.diagonal()[:, None].expand(-1, outputs)
+    torch.testing.assert_close(found.variance, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_evidence_finds_the_noise_and_the_prior_of_linear_data():
+    torch.manual_seed(0)
+    x = torch.randn(4000, 3).double()
+    y = x @ torch.tensor([[1.0], [-1.0], [0.5]]).double() + 0.3 * torch.randn(4000, 1).double()
+    model = nn.Linear(3, 1, bias=False).double().eval()
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    posterior = LinearizedLaplace(model, "regression", nef.Subspace(k=3)).fit([(x, y)])
+    assert posterior.noise_ == pytest.approx(0.09, rel=0.1)
+    assert posterior.prior_variance_ == pytest.approx(2.25 / 3, rel=0.1)
+
+
+def test_the_evidence_is_that_of_the_marginal_gaussian():
+    """For one weight, y = φw + noise: log N(y; 0, σ₀²φφᵀ + σ²), up to what both have alike."""
+    phi, y, noise = points(9, 1), points(9, 1, seed=1), 0.3
+    values = []
+    for variance in (0.5, 2.0):
+        S = variance * phi @ phi.T + noise * torch.eye(9).double()
+        exact = torch.distributions.MultivariateNormal(torch.zeros(9).double(), S).log_prob(y[:, 0])
+        w = float((phi.T @ y) / (phi.T @ phi + noise / variance))
+        squares = float((y - phi * w).square().sum())
+        h = (phi.T @ phi)[0]
+        values.append(float(exact) - log_evidence(variance, h, w**2, noise, squares, 9))
+    assert values[0] == pytest.approx(values[1], abs=1e-9)
+    assert values[0] == pytest.approx(-9 / 2 * math.log(2 * math.pi), abs=1e-9)
+
+
+def test_held_out_points_choose_the_best_hyper_parameters():
+    model, x, new = mlp(), points(60), points(200, seed=1)
+    y = labels(200)
+    posterior = LinearizedLaplace(model, solver=nef.Subspace(k=10))
+    posterior.fit([(x, labels(60))], tune=[(new, y)])
+    best = nef.metrics.nll(posterior.predict_proba(new), y)
+    for variance in (1e-3, 1.0, 1e3):
+        for temperature in (1e-2, 1.0, 1e2):
+            other = fixed(model, 10, prior_variance=variance, temperature=temperature)
+            other.fit([(x, labels(60))])
+            assert best <= nef.metrics.nll(other.predict_proba(new), y) + 1e-6
+
+
+def test_a_descent_finds_the_least_of_a_bowl():
+    found = minimise(lambda a, b: (math.log(a) - 1.3) ** 2 + (math.log(b) + 4) ** 2, 2)
+    assert [math.log(value) for value in found] == pytest.approx([1.3, -4], abs=1e-2)
+
+
+def test_draws_have_the_covariance_that_is_predicted():
+    model, x, new = mlp(), points(60), points(3, seed=1)
+    for tail in (False, True):
+        posterior = fixed(model, 10, tail=tail).fit([(x, labels(60))])
+        found, draws = posterior.predict(new), posterior.sample(new, 20_000)
+        gap = draws - found.mean
+        sampled = torch.einsum("snc,snd->ncd", gap, gap) / len(gap)
+        torch.testing.assert_close(sampled, found.covariance, rtol=0.1, atol=0.03)
+
+
+def test_three_ways_to_probabilities_agree_where_they_should():
+    mean = torch.tensor([[0.5, -0.2, 0.1], [2.0, 0.0, -1.0]]).double()
+    small = 0.05 * torch.eye(3).double().expand(2, 3, 3)
+    torch.manual_seed(0)
+    draws = mean + torch.randn(200_000, 2, 3).double() * math.sqrt(0.05)
+    exact = to_probabilities(draws).mean(0)
+    torch.testing.assert_close(probabilities(mean, small, "probit"), exact, rtol=0, atol=5e-3)
+    none = torch.zeros_like(small)
+    torch.testing.assert_close(probabilities(mean, none, "probit"), mean.softmax(1))
+
+
+def test_the_bridge_leads_back_to_a_dirichlet():
+    """Its Laplace approximation in the logits has this mean and covariance (MacKay 1998)."""
+    alpha = torch.tensor([[4.0, 2.5, 3.0], [30.0, 5.0, 9.0]]).double()
+    mean = alpha.log() - alpha.log().mean(1, keepdim=True)
+    inverse, k = 1 / alpha, alpha.shape[1]
+    covariance = torch.diag_embed(inverse) - (inverse[:, :, None] + inverse[:, None, :]) / k
+    covariance = covariance + inverse.sum(1)[:, None, None] / k**2
+    shift = torch.tensor([0.3, -1.0]).double()[:, None]  # a softmax does not see it
+    found = laplace_bridge(mean + shift, covariance + 0.5)
+    torch.testing.assert_close(found, alpha / alpha.sum(1, keepdim=True), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("solver", ["exact", "head", "own", "distilled"])
+def test_a_posterior_travels_by_file(solver, tmp_path):
+    model, x, new, path = mlp(), points(60), points(7, seed=1), tmp_path / "p.safetensors"
+    common = {"k": 4, "steps": 20, "batch_size": 32}
+    solvers = {
+        "exact": nef.Subspace(k=4),
+        "head": nef.NeuralEF(**common),
+        "own": nef.NeuralEF(**common),
+        "distilled": nef.Distill(**common),
+    }
+    network = nef.networks.SharedMLP(2, 6, 16, outputs=3).double() if solver == "own" else None
+    posterior = LinearizedLaplace(model, solver=solvers[solver], network=network, samples=64)
+    posterior.fit([(x, labels(60))]).save(path)
+    loaded = LinearizedLaplace.load(path, model)
+    for method in ("mc", "probit", "bridge"):
+        torch.testing.assert_close(
+            loaded.predict_proba(new, method), posterior.predict_proba(new, method)
+        )
+    with pytest.raises(ValueError, match="another model"):
+        LinearizedLaplace.load(path, mlp(seed=1))
+
+
+def test_the_model_is_left_as_it_was():
+    model, x = mlp(), points(60)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    LinearizedLaplace(model, solver=nef.NeuralEF(k=3, steps=5), samples=32).fit([(x, labels(60))])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(value.requires_grad for value in model.parameters())
+
+
+def test_batch_norms_are_folded_for_the_kernel_only():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model(points(50))
+    model.eval()
+    posterior = fixed(model, 5).fit([(points(60), labels(60))])
+    torch.testing.assert_close(posterior.predict(points(4)).mean, model(points(4)).detach())
+
+
+class Augmenting:
+    def __iter__(self):
+        yield torch.randn(10, 2).double(), labels(10)
+
+
+@pytest.mark.parametrize(
+    ("loader", "error", "says"),
+    [
+        ([], ValueError, "yields no batches"),
+        (((x, labels(5)) for x in [points(5)]), ValueError, "second pass"),
+        (Augmenting(), ValueError, "turn augmentation off"),
+        ([(points(5), labels(4))], ValueError, "5 points but 4 targets"),
+        ([(points(5), labels(5) + 1)], ValueError, "from 0 to 2.*to 3"),
+        ([(points(5), labels(5) - 1)], ValueError, "from 0 to 2"),
+        ([(points(5), points(5, 3))], ValueError, "whole numbers"),
+        ([points(5)], TypeError, "pairs"),
+        (points(5), TypeError, "iterable of batches"),
+        ([{"x": points(5)}], ValueError, "without targets"),
+        ([(points(5) * math.nan, labels(5))], ValueError, "NaN"),
+    ],
+)
+def test_bad_data_are_refused(loader, error, says):
+    with pytest.raises(error, match=says):
+        fixed(mlp(), 3).fit(loader)
+
+
+def test_dicts_and_several_batches_are_one_set():
+    model, x, y, new = mlp(), points(60), labels(60), points(5, seed=1)
+    whole = fixed(model, 6).fit([(x, y)]).predict(new)
+    parts = fixed(model, 6).fit([{"x": x[:25], "y": y[:25]}, {"x": x[25:], "y": y[25:]}])
+    torch.testing.assert_close(parts.predict(new).covariance, whole.covariance)
+
+
+def test_what_cannot_be_is_refused():
+    model = mlp()
+    with pytest.raises(ValueError, match="train mode"):
+        LinearizedLaplace(mlp().train())
+    with pytest.raises(ValueError, match="likelihood"):
+        LinearizedLaplace(model, "poisson")
+    with pytest.raises(TypeError, match="solver"):
+        LinearizedLaplace(model, solver="exact")
+    with pytest.raises(ValueError, match="prior_variance"):
+        LinearizedLaplace(model, prior_variance=-1.0)
+    for ask in (lambda p: p.predict(points(3)), lambda p: p.save("never.safetensors")):
+        with pytest.raises(ValueError, match=r"fit\(loader\)"):
+            ask(LinearizedLaplace(model))
+    other = nef.Subspace(k=2).solve(nef.kernels.NTK(mlp(2)).gram(points(30)))
+    with pytest.raises(ValueError, match="the spectrum has 2 outputs, the model 3"):
+        LinearizedLaplace(model, solver=other).fit([(points(30), labels(30))])
+    broken = mlp()
+    with torch.no_grad():
+        broken[2].bias[0] = math.inf
+    with pytest.raises(ValueError, match="NaN or infinite outputs"):
+        fixed(broken, 2).fit([(points(30), labels(30))])
+    regression = LinearizedLaplace(model, "regression", nef.Subspace(k=2))
+    with pytest.raises(ValueError, match="the targets are"):
+        regression.fit([(points(30), points(30, 2))])
