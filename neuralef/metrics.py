@@ -49,7 +49,15 @@ def subspace_overlap(estimate: Tensor, truth: Tensor) -> float:
     >>> subspace_overlap(torch.eye(3)[:, :2], torch.eye(3)[:, [1, 0]])
     1.0
     """
-    bases = [torch.linalg.qr(values.detach().double()).Q for values in (estimate, truth)]
+    if estimate.ndim != 2 or truth.ndim != 2 or len(estimate) != len(truth):
+        raise ValueError(
+            f"expected values (n, k) at the same points, got {tuple(estimate.shape)} and "
+            f"{tuple(truth.shape)}"
+        )
+    bases = []
+    for values in (estimate, truth):
+        left, sizes, _ = torch.linalg.svd(values.detach().double(), full_matrices=False)
+        bases.append(left[:, sizes > 1e-10 * sizes.max().clamp_min(1e-300)])
     return float((bases[0].T @ bases[1]).square().sum() / truth.shape[1])
 
 
@@ -59,6 +67,8 @@ def relative_error(estimate: Tensor, truth: Tensor) -> float:
     >>> relative_error(torch.zeros(2, 2), torch.eye(2))
     1.0
     """
+    if estimate.shape != truth.shape:
+        raise ValueError(f"shapes differ: {tuple(estimate.shape)} and {tuple(truth.shape)}")
     estimate, truth = estimate.detach().double(), truth.detach().double()
     return float((estimate - truth).norm() / truth.norm())
 
@@ -75,6 +85,10 @@ def clustering_accuracy(clusters: Tensor, labels: Tensor) -> float:
         raise ValueError(
             f"expected clusters and labels (n,), got {tuple(clusters.shape)}, {tuple(labels.shape)}"
         )
+    if clusters.is_floating_point() or labels.is_floating_point():
+        raise TypeError(f"clusters and labels must be whole, got {clusters.dtype}, {labels.dtype}")
+    if int(clusters.min()) < 0 or int(labels.min()) < 0:
+        raise ValueError("clusters and labels must be numbered from 0 on, and some are negative")
     size = int(max(clusters.max(), labels.max())) + 1
     counts = torch.zeros(size, size, dtype=torch.long)
     ones = torch.ones(len(labels), dtype=torch.long)

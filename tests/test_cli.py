@@ -107,7 +107,7 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
 
     words = ("fit", "x.npy", "--k", 2, "--steps", 60)
     neuralef(*words, "-o", "whole")
-    step, seen = loop._step, []
+    step, seen = loop._Step.__call__, []
 
     def interrupted(*arguments):
         seen.append(1)
@@ -116,11 +116,11 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
         return step(*arguments)
 
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(loop, "_step", interrupted)
+    monkeypatch.setattr(loop._Step, "__call__", interrupted)
     code, _, errors = neuralef(*words, "-o", "run")
     assert code == 130
     assert "go on" in errors
-    monkeypatch.setattr(loop, "_step", step)
+    monkeypatch.setattr(loop._Step, "__call__", step)
     assert neuralef(*words, "-o", "run")[0] == 0
     assert not (tmp_path / "run/checkpoint.safetensors").exists()
     x = torch.from_numpy(table).float()

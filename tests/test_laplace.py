@@ -78,7 +78,7 @@ def test_fewer_functions_and_the_tail_bracket_the_dense_posterior(k):
     exact = truth.diagonal(dim1=1, dim2=2)
     assert bool((few <= exact + 1e-9).all())
     assert float(more.mean()) >= float(exact.mean())  # the tail never contracts
-    assert float((more - exact).abs().max()) < (1e-2 if k == 12 else 0.3)
+    assert float((more - exact).abs().max()) < (1e-2 if k == 12 else 0.5)
 
 
 @pytest.mark.parametrize("outputs", [1, 2])

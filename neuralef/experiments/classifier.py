@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from neuralef.checks import check_count
 from neuralef.data.augment import crop_and_flip
 
 WARM_UP = 3  # steps before one is captured in a CUDA graph
@@ -32,8 +33,8 @@ def train_classifier(
     """
     cuda = x.device.type == "cuda"
     per_epoch = len(x) // batch_size
-    steps = epochs * per_epoch
-    if steps < 1:
+    steps = check_count(epochs, "epochs") * per_epoch
+    if not per_epoch:
         raise ValueError(f"{len(x)} images are fewer than a batch of {batch_size}")
     rate = torch.tensor(learning_rate, device=x.device)
     optimizer = torch.optim.SGD(
@@ -97,5 +98,6 @@ def accuracy(model: nn.Module, x: Tensor, labels: Tensor) -> float:
     """The share of images that the model gets right."""
     with torch.no_grad():
         logits = torch.cat([model(part) for part in x.split(1000)])
-    found = (logits.flatten() > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+    binary = logits.ndim == 1 or logits.shape[1] == 1
+    found = (logits.flatten() > 0).long() if binary else logits.argmax(1)
     return float((found == labels).double().mean())

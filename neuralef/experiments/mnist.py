@@ -138,7 +138,9 @@ def classify(found: Projection, digits: Digits, seed: int) -> dict[str, float]:
 
 
 def judge(found: Projection, exact: Projection, digits: Digits, seed: int) -> dict[str, Any]:
-    """Accuracies of functions, and how far they are from the exact ones."""
+    """Accuracies of functions, and how far those that were found are from the exact ones."""
+    pairs = min(len(found.eigenvalues), len(exact.eigenvalues))
+    found, exact = found.truncate(pairs), exact.truncate(pairs)
     ratio = found.eigenvalues / exact.eigenvalues
     return {
         "accuracy": classify(found, digits, seed),
@@ -169,7 +171,7 @@ def solve_draw(
     kernel = cnn_kernel(preset, seed, marginalize)
     (gram, test), seconds = timed(lambda: (kernel.gram(digits.train), kernel.gram(digits.test)))
     report(f"kernel {seed}{' (marginal)' if marginalize else ''}: {seconds:.1f} s")
-    exact = exact_projection(gram, test, max(preset.k, *preset.more))
+    exact = exact_projection(gram, test, max([preset.k, *preset.more]))
     top = exact.truncate(preset.k)
     ours = top
     draw: dict[str, Any] = {"seed": seed, "kernel_seconds": seconds}

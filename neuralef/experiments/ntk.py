@@ -19,7 +19,7 @@ from neuralef.data.augment import crop_and_flip
 from neuralef.experiments.classifier import accuracy, train_classifier
 from neuralef.experiments.device import timed, tuned_convolutions
 from neuralef.experiments.record import write_figure, write_result
-from neuralef.experiments.scale import measure_scale
+from neuralef.experiments.scale import measure_scale, read_classifier
 from neuralef.kernels import NTK
 from neuralef.metrics import clustering_accuracy, relative_error, subspace_overlap
 from neuralef.networks import Pretrained, ResNet, SharedResNet
@@ -231,6 +231,7 @@ def solve_all(
         found[name] = judge(spectrum, exact, truth, images, seed) | {"seconds": seconds}
         with torch.no_grad():
             given = spectrum.features(unseen)
+        given = nn.functional.pad(given, (0, wanted.shape[1] - given.shape[1]))
         signs = (given * wanted).sum(0).sign()
         found[name]["unseen_error"] = relative_error(given * signs, wanted)
         report(
@@ -258,9 +259,12 @@ def run(
     from neuralef import plots
 
     settings = PRESETS[preset]
+    images = read_pair(settings, data, device)
+    ten_classes = read_classifier(settings.depth, settings.width, checkpoint, device)
     with tuned_convolutions():
-        measured = measure(settings, read_pair(settings, data, device), seed, report)
-        measured["scale"] = measure_scale(settings, device, seed, report, data, checkpoint)
+        measured = measure(settings, images, seed, report)
+        measured["scale"] = measure_scale(ten_classes, settings, device, seed, report, data)
+    measured["scale"]["weights"] = "random" if checkpoint is None else "checkpoint"
     result = write_result(
         out, "ntk", preset=preset, config=asdict(settings) | {"seed": seed},
         measured=measured, paper=PAPER, device=device,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,28 +26,34 @@ if TYPE_CHECKING:
 SUBSET, COLUMNS = 500, 64
 
 
-def ten_classes(depth: int, width: int, checkpoint: str | None, device: str) -> nn.Module:
+def read_classifier(depth: int, width: int, checkpoint: str | None, device: str) -> nn.Module:
     """A classifier of CIFAR-10 with its batch norms folded, from a state dict if there is one."""
     model = ResNet(depth, width, outputs=10, seed=0)
     if checkpoint is not None:
         if not Path(checkpoint).is_file():
             raise FileNotFoundError(f"no such checkpoint: {checkpoint}")
-        model.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True))
+        try:
+            state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+            model.load_state_dict(state)
+        except (RuntimeError, UnpicklingError, EOFError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{checkpoint} is no state dict of a ten-class ResNet-{depth} of width {width}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
     return fold_batch_norm(model.to(device).eval())
 
 
 def measure_scale(
+    model: nn.Module,
     preset: Preset,
     device: str,
     seed: int,
     report: Callable[[str], None],
     data: str | None = None,
-    checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Seconds for sampled features in two ways, and for the exact top pairs of the whole kernel."""
     from neuralef.experiments.ntk import normalised
 
-    model = ten_classes(preset.depth, preset.width, checkpoint, device)
     images, _ = read_images("cifar10", "train", data)
     x = normalised(images[: preset.scale_images], device)
 
@@ -74,7 +81,6 @@ def measure_scale(
     return {
         "images": len(x),
         "parameters": kernel.tangent.size,
-        "weights": "random" if checkpoint is None else "checkpoint",
         "project_seconds": project,
         "jvp_seconds": jvp,
         "jvp_images": len(few),

@@ -219,7 +219,7 @@ class NNGP(Kernel):
 
 
 def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
-    if isinstance(x, Tensor) and is_plain(net):
+    if isinstance(x, Tensor) and is_plain(net, x.ndim):
         return evaluate_stack(net, weights, x)
 
     def one(given: Weights, points: Points) -> Tensor:

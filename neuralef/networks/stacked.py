@@ -17,27 +17,38 @@ ELEMENTWISE = (
 POOLING = (nn.MaxPool2d, nn.AvgPool2d)
 
 
-def is_plain(net: nn.Module) -> bool:
-    """Whether `evaluate_stack` knows the network: convolutions, then linear layers, in sequence."""
-    if type(net) is not nn.Sequential:
+def is_plain(net: nn.Module, dimensions: int) -> bool:
+    """Whether `evaluate_stack` knows the network: convolutions, then linear layers, in sequence.
+
+    `dimensions` are those of the points: 2 for vectors (n, d), 4 for images.
+    """
+    if type(net) is not nn.Sequential or dimensions not in (2, 4):
         return False
-    vectors = not any(isinstance(layer, nn.Conv2d) for layer in net)
-    for layer in net:
+    layers = list(net._modules.values())
+    weighted = [layer for layer in layers if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    if not weighted or len(set(weighted)) < len(weighted):  # one layer in two places
+        return False
+    vectors = dimensions == 2
+    for layer in layers:
         if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
             vectors = True
-        elif type(layer) is nn.Conv2d:
-            plain = layer.groups == 1 and layer.padding_mode == "zeros"
-            if vectors or not plain or isinstance(layer.padding, str):
-                return False
-        elif type(layer) in POOLING:
-            if vectors:
-                return False
         elif type(layer) is nn.Linear:
             if not vectors:
+                return False
+        elif type(layer) is nn.Conv2d or type(layer) in POOLING:
+            if vectors or not _known(layer):
                 return False
         elif type(layer) not in ELEMENTWISE:
             return False
     return vectors
+
+
+def _known(layer: nn.Module) -> bool:
+    """Whether a convolution or a pooling has nothing out of the ordinary."""
+    if isinstance(layer, nn.Conv2d):
+        plain = layer.groups == 1 and layer.padding_mode == "zeros"
+        return plain and not isinstance(layer.padding, str)
+    return not getattr(layer, "return_indices", False)
 
 
 def evaluate_stack(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -45,7 +56,7 @@ def evaluate_stack(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Ten
     m = len(next(iter(weights.values())))
     # images are (n, m·channels, height, width), vectors (m, n, numbers); x itself is all networks'
     h, shared, vectors = x, True, False
-    for name, layer in net.named_children():
+    for name, layer in net._modules.items():  # children() would skip a layer's second place
         weight, bias = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
         if isinstance(layer, nn.Conv2d):
             assert weight is not None
@@ -63,7 +74,8 @@ def evaluate_stack(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Ten
         elif isinstance(layer, nn.Flatten):
             h, vectors = _as_vectors(h, m, shared, vectors), True
         else:
-            h = layer(h)
+            assert layer is not None
+            h = layer(h.clone() if shared else h)  # it may work in place, on the user's points
     return _as_vectors(h, m, shared, vectors).permute(1, 2, 0)
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_count
+from neuralef.checks import check_alike, check_count, check_points
 from neuralef.gram import FeatureGram, Gram
 from neuralef.points import PointDict
 from neuralef.solvers.objective import Objective
@@ -54,6 +54,8 @@ class Distill(TrainedSolver):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self.copies, "copies", least=0)
+        if isinstance(self.weighting, bool) or not isinstance(self.weighting, (int, float)):
+            raise TypeError(f"weighting must be a number, got {self.weighting!r}")
         if not 0 <= self.weighting <= 2:
             raise ValueError(f"weighting must be in [0, 2], got {self.weighting!r}")
         if self.teacher is not None and not isinstance(self.teacher, Spectrum):
@@ -88,7 +90,9 @@ class Distill(TrainedSolver):
         with torch.no_grad():
             for _ in range(copies):
                 assert self.augment is not None
-                sets.append(self.augment(gram.x, generator))
+                made = check_points(self.augment(gram.x, generator), "augment(x)", integers=True)
+                check_alike(made, gram.x, ("what augment gives", "x"))
+                sets.append(made)
         weights = (teacher.eigenvalues / teacher.eigenvalues[..., :1]) ** (self.weighting / 2)
         targets = torch.cat([evaluate(teacher, x) for x in sets]) * weights
         return FeatureGram(_join(sets), targets.to(gram.dtype), independent=gram.independent)

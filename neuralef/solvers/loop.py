@@ -300,8 +300,9 @@ def _fingerprint(gram: Gram, network: nn.Module, settings: dict[str, Any]) -> di
     """What must agree between a checkpoint and the run that takes it up."""
     some = flat(gram.x[:: max(1, len(gram) // 1000)])
     shapes = [list(tensor.shape) for tensor in tensors_of(gram.x)]
+    part = gram[:8]
     with torch.no_grad():
-        block = gram[:8].to_dense()
+        block = part.phi if isinstance(part, FeatureGram) else part.to_dense()
     settings = {name: value for name, value in settings.items() if name != "progress"}
     return {
         "settings": json.loads(json.dumps(settings)),

@@ -180,8 +180,8 @@ def prepare(
     ends_normalized = isinstance(last, L2BatchNorm) and last.k == functions
     if ends_normalized and not normalized:
         raise ValueError(
-            "this solver finds √μ ψ and cannot use a network that normalises its functions: "
-            "make it with normalize=False"
+            "this solver does not train functions at unit norm, and cannot use a network that "
+            "normalises them: make it with normalize=False"
         )
     if normalized and not ends_normalized:
         normalization = L2BatchNorm(functions, gram.outputs, gram.independent)
