@@ -209,7 +209,8 @@ def reproduce(
         typer.Option(help="Of mnist and ntk: folder of the published data [$NEURALEF_DATA]."),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Of ntk: state dict of a ten-class ResNet-20.")
+        Path | None,
+        typer.Option(help="Of ntk with the paper preset: state dict of a ten-class ResNet-20."),
     ] = None,
     device: Device = "cpu",
     seed: Seed = 0,

@@ -43,6 +43,8 @@ class PointDict(dict[str, Tensor]):
         return next(iter(self.values())).device
 
 
+POINTS_AT_ONCE = 8192
+NUMBERS_AT_ONCE = 2**22
 # What a Gram, a Network and a Spectrum take.
 Points = Tensor | PointDict
 
@@ -50,6 +52,17 @@ Points = Tensor | PointDict
 def tensors_of(x: Points) -> list[Tensor]:
     """The tensors that make up the points: one, or those of a dict in its order."""
     return [x] if isinstance(x, Tensor) else list(x.values())
+
+
+def needs_gradient(x: Points) -> bool:
+    """Whether what is computed from the points must be differentiable in them."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(x))
+
+
+def points_at_once(x: Points) -> int:
+    """How many points a network may see at once: bounds the memory of its hidden layers."""
+    size = sum(tensor[0].numel() for tensor in tensors_of(x))
+    return max(1, min(POINTS_AT_ONCE, NUMBERS_AT_ONCE // max(1, size)))
 
 
 def flat(x: Points) -> Tensor:

@@ -12,10 +12,7 @@ from neuralef.certificate import Certificate, certify
 from neuralef.checks import check_alike, check_count, check_points
 from neuralef.gram import Gram
 from neuralef.linalg import CHUNK
-from neuralef.points import PointDict, Points, tensors_of
-
-# Points evaluated at once: bounds the memory of hidden layers and of κ(x, Z).
-POINTS_AT_ONCE = 8192
+from neuralef.points import PointDict, Points, points_at_once, tensors_of
 
 
 class Spectrum(nn.Module):
@@ -103,7 +100,7 @@ class Spectrum(nn.Module):
         point = self.point
         x = check_points(x, integers=not point.dtype.is_floating_point)
         check_alike(x, point, ("x", "the data of this spectrum"))
-        points = min(POINTS_AT_ONCE, max(1, CHUNK // (self.rotation.shape[-2] * self.outputs)))
+        points = min(points_at_once(x), max(1, CHUNK // (self.rotation.shape[-2] * self.outputs)))
         parts = [self._evaluate(part) for part in x.split(points)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neuralef.experiments import mnist, ntk, scale, toy
+from neuralef.experiments import cifar, mnist, ntk, scale, toy
 
 TINY = {
     "toy": (toy, toy.Preset(points=40, samples=30, steps=10)),
@@ -48,7 +48,7 @@ def never(*args, **kwargs):
 def tiny(patch, read=blobs):
     for module, preset in TINY.values():
         patch.setattr(module, "PRESETS", {"tiny": preset})
-    for module in (mnist, ntk, scale):
+    for module in (mnist, cifar, scale):
         patch.setattr(module, "read_images", read)
 
 

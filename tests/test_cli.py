@@ -103,7 +103,7 @@ def test_every_kernel_can_be_asked_for(neuralef, table, words, name, tmp_path):
 def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     neuralef, table, tmp_path, monkeypatch
 ):
-    from neuralef.solvers import loop
+    from neuralef.solvers import checkpoint, loop
 
     words = ("fit", "x.npy", "--k", 2, "--steps", 60)
     neuralef(*words, "-o", "whole")
@@ -115,7 +115,7 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
             raise KeyboardInterrupt
         return step(*arguments)
 
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(loop._Step, "__call__", interrupted)
     code, _, errors = neuralef(*words, "-o", "run")
     assert code == 130

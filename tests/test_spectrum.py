@@ -125,7 +125,7 @@ def test_result_of_a_kernel_with_a_trainable_diagonal_holds_no_graph():
 def test_points_in_parts_give_the_same_values(solver, gram_case, monkeypatch):
     gram, spectrum = solved(solver, gram_case)
     whole = spectrum(gram.x)
-    monkeypatch.setattr("neuralef.spectrum.POINTS_AT_ONCE", 7)
+    monkeypatch.setattr("neuralef.points.POINTS_AT_ONCE", 7)
     torch.testing.assert_close(spectrum(gram.x), whole)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from studies import TINY, blobs, run_study, tiny
 
 from neuralef import plots, tables
-from neuralef.experiments import ntk
+from neuralef.experiments import cifar
 from neuralef.experiments.record import KEYS, read_result
 from neuralef.metrics import cosines, relative_error
 
@@ -160,12 +160,13 @@ def test_ntk_draws_the_matrices_that_it_judges(studies):
 
 def test_ntk_keeps_two_classes(monkeypatch):
     tiny(monkeypatch)
-    images = ntk.read_pair(TINY["ntk"][1], None, "cpu")
+    preset = TINY["ntk"][1]
+    images = cifar.read_pair(preset.images, preset.test_images, None, "cpu")
     assert (len(images.train), len(images.test)) == (130, 30)
     assert set(images.train_labels.tolist()) == set(images.test_labels.tolist()) == {0, 1}
     raw, labels = blobs("cifar10", "test")
     first = raw[labels <= 1][0].float() / 255
-    mean, spread = torch.tensor(ntk.MEAN), torch.tensor(ntk.SPREAD)
+    mean, spread = torch.tensor(cifar.MEAN), torch.tensor(cifar.SPREAD)
     expected = (first - mean[:, None, None]) / spread[:, None, None]
     torch.testing.assert_close(images.test[0], expected)
 

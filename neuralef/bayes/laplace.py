@@ -30,12 +30,12 @@ from neuralef.linalg import descending_eigh
 from neuralef.metrics import nll
 from neuralef.networks.activations import ActivationHead
 from neuralef.networks.folding import fold_batch_norm
-from neuralef.networks.tangent import check_model
-from neuralef.points import Points
+from neuralef.networks.trial import check_model
+from neuralef.points import Points, points_at_once
 from neuralef.solvers import Distill, NeuralEF, Solver
 from neuralef.solvers.refine import evaluate
 from neuralef.solvers.trained import TrainedSolver
-from neuralef.spectrum import POINTS_AT_ONCE, Spectrum
+from neuralef.spectrum import Spectrum
 
 DRAWS = 256  # of Monte Carlo, as in the paper
 LAPLACE = "neuralef laplace 1"
@@ -57,6 +57,7 @@ class LinearizedLaplace:
 
     >>> model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
     >>> x, y = torch.randn(200, 2), torch.randint(3, (200,))
+    >>> from neuralef import Subspace
     >>> posterior = LinearizedLaplace(model, solver=Subspace(k=20)).fit([(x, y)])
     >>> posterior.predict_proba(x[:5]).shape
     torch.Size([5, 3])
@@ -157,7 +158,8 @@ class LinearizedLaplace:
         """Σ_i Ψ̃_iᵀ Λ_i Ψ̃_i, (k, k); for regression with unit noise."""
         k = self.spectrum.k
         total = torch.zeros(k, k, dtype=torch.float64, device=logits.device)
-        parts = zip(x.split(POINTS_AT_ONCE), logits.split(POINTS_AT_ONCE), strict=True)
+        size = min(1024, points_at_once(x))
+        parts = zip(x.split(size), logits.split(size), strict=True)
         for points, outputs in parts:
             features = self._features(points)
             weighted = features

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.data import read_images
 from neuralef.data.augment import crop_and_flip
+from neuralef.experiments.cifar import Images, read_pair
 from neuralef.experiments.classifier import accuracy, train_classifier
 from neuralef.experiments.device import timed, tuned_convolutions
 from neuralef.experiments.record import write_figure, write_result
@@ -29,8 +29,6 @@ from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
 
 Report = Callable[[str], None]
-CLASSES = (0, 1)  # airplanes and automobiles
-MEAN, SPREAD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 MATRIX = 128  # test images whose kernel matrix is compared
 SHOWN = 64  # of them drawn
 OVERSAMPLE = 6  # more functions taught than kept
@@ -69,32 +67,6 @@ PRESETS = {
         scale_images=50000, scale_samples=4096, scale_pairs=100,
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Images:
-    """Normalised images of two classes, and labels 0 and 1."""
-
-    train: Tensor
-    train_labels: Tensor
-    test: Tensor
-    test_labels: Tensor
-
-
-def normalised(images: Tensor, device: str) -> Tensor:
-    """uint8 images as the networks take them."""
-    mean, spread = (torch.tensor(v, device=device)[:, None, None] for v in (MEAN, SPREAD))
-    return (images.to(device).float() / 255 - mean) / spread
-
-
-def read_pair(preset: Preset, data: str | None, device: str) -> Images:
-    """The first so many airplanes and automobiles of CIFAR-10."""
-    parts = []
-    for split, count in (("train", preset.images), ("test", preset.test_images)):
-        images, labels = read_images("cifar10", split, data)
-        chosen = torch.isin(labels, torch.tensor(CLASSES)).nonzero()[:count, 0]
-        parts += [normalised(images[chosen], device), labels[chosen].to(device)]
-    return Images(*parts)
 
 
 def values(spectrum: Spectrum, x: Tensor) -> Tensor:
@@ -259,7 +231,7 @@ def run(
     from neuralef import plots
 
     settings = PRESETS[preset]
-    images = read_pair(settings, data, device)
+    images = read_pair(settings.images, settings.test_images, data, device)
     ten_classes = read_classifier(settings.depth, settings.width, checkpoint, device)
     with tuned_convolutions():
         measured = measure(settings, images, seed, report)

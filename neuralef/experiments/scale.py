@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from neuralef.data import read_images
+from neuralef.experiments.cifar import normalised
 from neuralef.experiments.device import timed
 from neuralef.kernels import NTK
 from neuralef.metrics import relative_error
@@ -38,7 +39,7 @@ def read_classifier(depth: int, width: int, checkpoint: str | None, device: str)
         except (RuntimeError, UnpicklingError, EOFError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{checkpoint} is no state dict of a ten-class ResNet-{depth} of width {width}: "
-                f"{str(error).splitlines()[0]}"
+                f"{' '.join(str(error).split())[:200]}"
             ) from error
     return fold_batch_norm(model.to(device).eval())
 
@@ -52,8 +53,6 @@ def measure_scale(
     data: str | None = None,
 ) -> dict[str, Any]:
     """Seconds for sampled features in two ways, and for the exact top pairs of the whole kernel."""
-    from neuralef.experiments.ntk import normalised
-
     images, _ = read_images("cifar10", "train", data)
     x = normalised(images[: preset.scale_images], device)
 

@@ -38,6 +38,11 @@ class Gram(ABC):
         return torch.finfo(self.dtype).eps * self.mean_diagonal()
 
     @property
+    def precision(self) -> float:
+        """The relative rounding of a product with float64 rows."""
+        return torch.finfo(torch.float64).eps
+
+    @property
     def device(self) -> torch.device:
         """Where the points are."""
         return self.x.device

@@ -72,6 +72,12 @@ class FeatureGram(RootGram):
             raise ValueError(
                 f"on one point feature_map must give {tuple(self.phi[:1].shape)}, got {came}"
             )
+        first = self.phi[:1].to(made)
+        if not torch.allclose(made, first, rtol=1e-2, atol=1e-2 * float(first.abs().max())):
+            raise ValueError(
+                "feature_map gives other features than phi at the first point: does it draw its "
+                "random numbers anew? They must be the same at every call"
+            )
 
     @property
     def features(self) -> int:

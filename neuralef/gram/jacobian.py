@@ -27,7 +27,7 @@ class JacobianGram(RootGram):
     """
 
     def __init__(self, model: nn.Module, x: Points) -> None:
-        self.tangent = Tangent(model)
+        self.tangent = model if isinstance(model, Tangent) else Tangent(model)
         self.x = check_points(x, integers=True)
         self.outputs = self.tangent.outputs(self.x)
         self._mean_diagonal: Tensor | None = None
@@ -57,6 +57,18 @@ class JacobianGram(RootGram):
                 yield jacobian.reshape(1, -1, self.features)
         self._mean_diagonal = trace[None] / len(self)
 
+    @property
+    def precision(self) -> float:
+        """The rounding of a product: J is in the model's dtype."""
+        return torch.finfo(self.dtype).eps
+
+    def product(self, rows: Tensor) -> Tensor:
+        """K ψ; of a batch that fits into one chunk, J is made once."""
+        if len(self) > self.tangent.points_at_once(self.x, self.outputs):
+            return super().product(rows)
+        (chunk,) = self.chunks(rows.dtype)
+        return (chunk @ (chunk.mT @ rows.to(chunk.dtype))).to(rows.dtype)
+
     def mean_diagonal(self) -> Tensor:
         """The trace per point, E κ(x, x): (1,); any pass over J has it as a by-product."""
         if self._mean_diagonal is None:
@@ -73,6 +85,6 @@ class JacobianGram(RootGram):
 
     def extension(self, weights: Tensor) -> tuple[nn.Module, Tensor]:
         """x ↦ J(x) · weights, so that no Jacobian need be kept."""
-        functions = TangentFunctions(self.tangent.model, weights[0], self.outputs)
+        functions = TangentFunctions(copy.deepcopy(self.tangent), weights[0], self.outputs)
         identity = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
         return functions, identity[None]

@@ -90,6 +90,10 @@ class Kernel(nn.Module):
 
         return KernelGram(self, x)
 
+    def prepare(self, x: Points) -> Kernel:
+        """Learn from points what a kernel cannot know before: the outputs of a user's model."""
+        return self
+
     def features(self, x: Points) -> Tensor:
         """φ(x), (n, s) or (n, c, s), with κ = φφᵀ/s; of kernels that are sampled."""
         raise NotImplementedError(f"{type(self).__name__} has no explicit features")

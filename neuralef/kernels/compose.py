@@ -110,9 +110,9 @@ class Centered(Kernel):
 
     def __init__(self, kernel: Kernel, x: Tensor) -> None:
         super().__init__()
-        _check_scalar(kernel)
+        _check_scalar(kernel.prepare(x))
         self.kernel = kernel
-        self.register_buffer("reference", check_points(x))
+        self.register_buffer("reference", check_points(x, integers=kernel.integers))
         self._grand_mean: tuple[list[Tensor], Tensor] | None = None
 
     def _working(self, x: Tensor) -> Tensor:

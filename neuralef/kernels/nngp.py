@@ -15,21 +15,23 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from neuralef.checks import check_count, check_points, check_positive
 from neuralef.kernels.base import Kernel, SampledFeatures
+from neuralef.networks.precision import differentiable
 from neuralef.networks.stacked import evaluate_stack, is_plain
-from neuralef.networks.tangent import (
-    ACTIVATION_CHUNK,
+from neuralef.networks.tangent import ACTIVATION_CHUNK
+from neuralef.networks.trial import (
     check_model,
-    differentiable,
+    device_kind,
     largest_activation,
     plain,
+    try_model,
 )
-from neuralef.points import Points
+from neuralef.points import Points, needs_gradient
 
 if TYPE_CHECKING:
     from neuralef.gram import Gram
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Networks that are drawn together. It is part of the random stream: never change it by hand.
+# Networks that are drawn together, from a seed of their own: another number would change all draws.
 DRAWN_AT_ONCE = 64
 Weights = dict[str, Tensor]
 
@@ -91,6 +93,11 @@ class NNGP(Kernel):
             raise TypeError(f"make_net must build a torch module, got {type(net).__name__}")
         if not any(True for _ in net.parameters()):
             raise ValueError(f"{type(net).__name__} has no parameters to draw")
+        if any(isinstance(module, nn.RNNBase) for module in net.modules()):
+            raise ValueError(
+                "other weights cannot be put into torch's recurrent layers: write the recurrence "
+                "with nn.LSTMCell, nn.GRUCell or nn.RNNCell"
+            )
         net = net.eval().requires_grad_(False)
         check_model(net)
         return net
@@ -100,46 +107,65 @@ class NNGP(Kernel):
         """The number c of outputs, known once the kernel has seen a point."""
         if self._outputs is None:
             raise ValueError(
-                "how many outputs the networks have shows on data: call kernel.features(x) on a "
+                "how many outputs the networks have shows on data: call kernel.prepare(x) on a "
                 "few points first"
             )
         return self._outputs
 
+    def prepare(self, x: Points) -> NNGP:
+        """Try a network on the first of the points x, and learn how many outputs it has."""
+        x = check_points(x, integers=True)
+        first = {name: value[0] for name, value in next(self._draws(x)).items()}
+        found = try_model(lambda points: functional_call(self.net, first, (points,)), x)
+        self._outputs = 1 if self.marginalize else found
+        return self
+
     def features(self, x: Points) -> Tensor:
         """φ(x), (n, s) or (n, c, s): the outputs of the networks, or their last hidden units."""
         x = check_points(x, integers=True)
+        self.prepare(x)
         body, last = (self.net, None) if not self.marginalize else self._without_last(x[:1])
-        with torch.no_grad():
-            phi = torch.cat([self._evaluate(body, w, x) for w in self._draws(x)], dim=-1)
-        self._outputs = 1 if phi.ndim == 2 else phi.shape[1]
-        if last is None:
-            return phi
-        s = phi.shape[1] + 1  # κ is the mean over the units plus the variance of the bias
-        phi *= math.sqrt(self.weight_variance * s / (s - 1))
+        phi, start = None, 0
+        with torch.set_grad_enabled(needs_gradient(x)):
+            for weights in self._draws(x):
+                values = self._evaluate(body, weights, x)
+                units = values.shape[-1] // len(next(iter(weights.values())))
+                if phi is None:  # one feature more for the bias of a last layer
+                    width = self.samples * units + (last is not None)
+                    phi = values.new_empty((*values.shape[:-1], width))
+                phi[..., start : start + values.shape[-1]] = values
+                start += values.shape[-1]
+        assert phi is not None
+        return phi if last is None else self._with_bias(phi, last)
+
+    def _with_bias(self, phi: Tensor, last: nn.Linear) -> Tensor:
+        """Scale hidden units so that κ is their mean times σ_w², plus the variance of the bias."""
+        s = phi.shape[1]
         bias = self.bias_variance if last.bias is not None else 0.0
-        return torch.cat([phi, phi.new_full((len(phi), 1), math.sqrt(bias * s))], dim=1)
+        scales = phi.new_full((s,), math.sqrt(self.weight_variance * s / (s - 1)))
+        scales[-1] = math.sqrt(bias * s)
+        phi[:, -1] = 1.0
+        return phi * scales if phi.requires_grad else phi.mul_(scales)
 
     def _without_last(self, x: Points) -> tuple[nn.Module, nn.Linear]:
         """The network up to the linear layer whose output is its own, and that layer."""
-        made: dict[str, Tensor] = {}
-        net = copy.deepcopy(self.net)
-        layers = {n: part for n, part in net.named_modules() if isinstance(part, nn.Linear)}
-
-        def watch(name: str) -> Callable[..., None]:
-            return lambda layer, args, out: made.update({name: out})
-
-        hooks = [layer.register_forward_hook(watch(name)) for name, layer in layers.items()]
         first = {name: value[0] for name, value in next(self._draws(x)).items()}
         with torch.no_grad():
-            whole = functional_call(net, first, (x,))
-        for hook in hooks:
-            hook.remove()
-        for name, out in made.items():
-            if name and out.data_ptr() == whole.data_ptr() and out.numel() == whole.numel():
-                net.set_submodule(name, nn.Identity())
-                return net, layers[name]
+            whole = functional_call(self.net, first, (x,))
+        layers = [n for n, part in self.net.named_modules() if isinstance(part, nn.Linear)]
+        for name in reversed(layers):
+            body = copy.deepcopy(self.net)
+            layer = self.net.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            if name:
+                body.set_submodule(name, nn.Identity())
+            else:
+                body = nn.Identity()
+            if _ends_in(body, layer, name, first, x, whole):
+                return body, layer
         raise ValueError(
-            "marginalize needs a network that ends in an nn.Linear layer, and this one does not"
+            "marginalize needs a network that ends in an nn.Linear layer on vectors (n, units), "
+            "and this one does not"
         )
 
     def _draws(self, x: Points) -> Iterator[Weights]:
@@ -163,6 +189,7 @@ class NNGP(Kernel):
     def _normal(self, count: int, seed: int) -> Weights:
         """Weights of the given variances, layer by layer."""
         generator = torch.Generator().manual_seed(seed)
+        normal: set[str] = set()
         drawn = {
             name: value.expand(count, *value.shape)
             for name, value in (*self.net.named_parameters(), *self.net.named_buffers())
@@ -177,26 +204,30 @@ class NNGP(Kernel):
                 scales["bias"] = math.sqrt(self.bias_variance)
             for part, scale in scales.items():
                 shape = (count, *getattr(layer, part).shape)
-                if prefix + part not in drawn:  # tied to a layer that is drawn
-                    continue
+                if prefix + part not in drawn:
+                    continue  # tied to another name, or made from other parameters: see below
+                normal.add(prefix + part)
                 drawn[prefix + part] = scale * torch.randn(shape, generator=generator)
+        left = [n for n, value in self.net.named_parameters() if value.ndim > 1 and n not in normal]
+        if left:
+            raise ValueError(
+                f"the given variances do not say how to draw {', '.join(left)}, which is no weight "
+                "of a linear or convolutional layer: leave them out, and make_net's own "
+                "initialisation is the prior"
+            )
         return drawn
 
     def _evaluate(self, body: nn.Module, weights: Weights, x: Points) -> Tensor:
         """The outputs of stacked networks at all points: (n, networks), or (n, c, networks)."""
+        count = len(next(iter(weights.values())))
         names = {name for name, _ in (*body.named_parameters(), *body.named_buffers())}
         weights = {name: value for name, value in weights.items() if name in names}
-        count = len(next(iter(weights.values())))
-        kind = "cuda" if x.device.type == "cuda" else "cpu"
+        if not weights:  # a single layer, marginalised: its inputs are the features
+            return x.flatten(1).repeat(1, count)  # type: ignore[union-attr]
         first = {name: value[0] for name, value in weights.items()}
         largest = largest_activation(body, x[:1], first)
-        size = max(1, ACTIVATION_CHUNK[kind] // (largest * count))
+        size = max(1, ACTIVATION_CHUNK[device_kind(x)] // (largest * count))
         values = torch.cat([_run(body, weights, part) for part in x.split(size)])
-        if len(values) != len(x) or values.ndim not in (2, 3):
-            raise ValueError(
-                f"on {len(x)} points a network of make_net must give (n,) or (n, c), got "
-                f"{tuple(values.shape[:-1])}; wrap it in a module that does"
-            )
         if self.marginalize:
             return values.flatten(1)
         return values[:, 0] if values.ndim == 3 and values.shape[1] == 1 else values
@@ -219,7 +250,7 @@ class NNGP(Kernel):
 
 
 def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
-    if isinstance(x, Tensor) and is_plain(net, x.ndim):
+    if isinstance(x, Tensor) and is_plain(net, x.ndim) and _own_weights(net, weights):
         return evaluate_stack(net, weights, x)
 
     def one(given: Weights, points: Points) -> Tensor:
@@ -227,6 +258,28 @@ def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
 
     with differentiable():
         return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, plain(x))
+
+
+def _own_weights(net: nn.Module, weights: Weights) -> bool:
+    """Whether every layer's weights stand under its own name, not tied to another's."""
+    layers = [(n, part) for n, part in net.named_children() if isinstance(part, LAYERS)]
+    return all(f"{name}.weight" in weights for name, _ in layers)
+
+
+def _ends_in(
+    body: nn.Module, layer: nn.Linear, name: str, weights: Weights, x: Points, whole: Tensor
+) -> bool:
+    """Whether a network is a linear layer after its body, by trying it."""
+    own = {key.removeprefix(f"{name}." if name else ""): value for key, value in weights.items()}
+    rest = {key: value for key, value in weights.items() if key in dict(body.named_parameters())}
+    rest |= {key: value for key, value in weights.items() if key in dict(body.named_buffers())}
+    try:
+        with torch.no_grad():
+            hidden = functional_call(body, rest, (x,))
+            made = functional_call(layer, {k: own[k] for k, _ in layer.named_parameters()}, hidden)
+    except (RuntimeError, KeyError, TypeError):  # what follows the layer cannot take its input
+        return False
+    return hidden.ndim == 2 and torch.equal(made.flatten(), whole.flatten())
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice, check_count, check_points, check_positive
 from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.linalg import random_signs
-from neuralef.networks.tangent import BACKWARD_COST, JACOBIAN_CHUNK, Tangent, fast_products
-from neuralef.points import Points
+from neuralef.networks.precision import fast_products
+from neuralef.networks.tangent import BACKWARD_COST, JACOBIAN_CHUNK, Tangent
+from neuralef.points import Points, needs_gradient
 
 if TYPE_CHECKING:
     from neuralef.gram import Gram
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 METHODS = ("exact", "project", "jvp", "finite_difference")
 # Beyond so many numbers the sign matrix is not worth its memory: 16 GiB in float32.
 LARGEST_SIGNS = 2**32
+# A block κ(x1, x2) holds so many chunks of J(x2) rather than make them again.
+HELD_CHUNKS = 8
 
 
 class NTK(Kernel):
@@ -33,7 +36,8 @@ class NTK(Kernel):
 
     Models give (n,), (n, 1) or (n, c): c outputs make a matrix-valued kernel. Only parameters that
     require gradients count. Points may be tensors, token ids or dicts, whatever the model takes.
-    Fold batch norms first, with `neuralef.fold_batch_norm`.
+    Fold batch norms first, with `neuralef.fold_batch_norm`. The kernel keeps a copy of the model as
+    it is now.
 
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
     >>> x = torch.randn(5, 3)
@@ -87,13 +91,17 @@ class NTK(Kernel):
 
     def forward(self, x1: Points, x2: Points) -> Tensor:
         """The block κ(x1, x2), (n1·c, n2·c)."""
-        x1, x2 = self._checked(x1), self._checked(x2)
+        same = x1 is x2
+        x1 = self._checked(x1)
+        x2 = x1 if same else self._checked(x2)
         if self.samples is not None:
             first, second = self.features(x1).flatten(0, -2), self.features(x2).flatten(0, -2)
             return first @ second.T / self.samples
+        small = len(x2) <= HELD_CHUNKS * self.tangent.points_at_once(x2, self.outputs)
+        held = list(self._chunks(x2)) if small else None  # else made again for each part of x1
         blocks = [
-            torch.cat([a.flatten(0, 1) @ b.flatten(0, 1).T for b in self._chunks(x2)], dim=1)
-            for a in self._chunks(x1)
+            torch.cat([a.flatten(0, 1) @ b.flatten(0, 1).T for b in held or self._chunks(x2)], 1)
+            for a in (held if held is not None and x1 is x2 else self._chunks(x1))
         ]
         return torch.cat(blocks)
 
@@ -113,7 +121,7 @@ class NTK(Kernel):
         if self.samples is None:
             raise ValueError("the exact NTK has p features a point; give the NTK samples=s")
         x = self._checked(x)
-        with torch.no_grad():
+        with torch.set_grad_enabled(needs_gradient(x)):
             phi = self._sketch(x)
         return phi[:, 0] if self.outputs == 1 else phi
 
@@ -160,6 +168,6 @@ class NTK(Kernel):
         from neuralef.gram import FeatureGram, JacobianGram
 
         if self.samples is None:
-            return JacobianGram(self.tangent.model, x)
+            return JacobianGram(self.tangent, x)
         x = check_points(x, integers=True)
         return FeatureGram(x, self.features(x), SampledFeatures(self))

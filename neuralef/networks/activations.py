@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.networks.mlp import SharedMLP
-from neuralef.networks.tangent import check_model
+from neuralef.networks.trial import check_model
 from neuralef.points import Points
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

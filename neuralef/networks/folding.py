@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.nn.utils.parametrize import is_parametrized
 
-from neuralef.networks.tangent import check_model
+from neuralef.networks.trial import check_model
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -29,6 +29,9 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
     )
     """
     check_model(model)
+    norms = nn.modules.batchnorm._BatchNorm
+    if not any(isinstance(module, norms) for module in model.modules()):
+        return copy.deepcopy(model)
     try:
         graph = fx.Tracer().trace(model)
     except Exception as error:

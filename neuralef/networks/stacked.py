@@ -24,7 +24,9 @@ def is_plain(net: nn.Module, dimensions: int) -> bool:
     """
     if type(net) is not nn.Sequential or dimensions not in (2, 4):
         return False
-    layers = list(net._modules.values())
+    layers = [layer for layer in net._modules.values() if layer is not None]
+    if any(layer._forward_hooks or layer._forward_pre_hooks for layer in (net, *layers)):
+        return False
     weighted = [layer for layer in layers if isinstance(layer, (nn.Conv2d, nn.Linear))]
     if not weighted or len(set(weighted)) < len(weighted):  # one layer in two places
         return False

@@ -5,23 +5,27 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from neuralef.networks.layerwise import layer_jacobian, layers_of
-from neuralef.points import Points
+from neuralef.networks.precision import differentiable, full_precision
+from neuralef.networks.trial import (
+    check_model,
+    device_kind,
+    largest_activation,
+    plain,
+    try_model,
+)
+from neuralef.points import Points, needs_gradient
 
 # The most numbers of a Jacobian, or of the activations of a forward pass, held at once. On a GPU
 # a chunk must be large to be fast.
 JACOBIAN_CHUNK = {"cpu": 2**24, "cuda": 2**29}
 ACTIVATION_CHUNK = {"cpu": 2**22, "cuda": 2**28}
-# Points on which a model is tried before any work.
-TRIAL = 8
 # A reverse pass per sample costs about this many forward passes with a tangent.
 BACKWARD_COST = 4
 
@@ -30,7 +34,7 @@ class Tangent(nn.Module):
     """J(x) = ∂f(x)/∂θ of a model f, (n, c, p), over the parameters that require gradients.
 
     The model is in eval mode, takes the points as its one argument and gives (n,), (n, 1) or
-    (n, c); parameters that do not require gradients are held fixed.
+    (n, c); parameters that do not require gradients are held fixed. It is copied as it is now.
 
     >>> Tangent(nn.Linear(3, 2).eval()).jacobian(torch.randn(5, 3)).shape
     torch.Size([5, 2, 8])
@@ -39,13 +43,18 @@ class Tangent(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         check_model(model)
-        self.model = model
         self.names = [name for name, value in model.named_parameters() if value.requires_grad]
+        self.model = copy.deepcopy(model).requires_grad_(False)  # its user may train it on
         if not self.names:
             raise ValueError("no parameter of the model requires gradients: the NTK is zero")
         self.shapes = [model.get_parameter(name).shape for name in self.names]
         self.sizes = [shape.numel() for shape in self.shapes]
-        self._by_layers: bool | None = None
+        self._way: str | None = None
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether there are layers whose weights torch.func cannot replace."""
+        return any(isinstance(module, nn.RNNBase) for module in self.model.modules())
 
     @property
     def size(self) -> int:
@@ -65,24 +74,7 @@ class Tangent(nn.Module):
     def outputs(self, x: Points) -> int:
         """The number c of outputs, after a trial of the model on the first points."""
         self._check_points(x)
-        with torch.no_grad():
-            several, one = self.model(x[:TRIAL]), self.model(x[:1])
-        for out, points in ((several, len(x[:TRIAL])), (one, 1)):
-            if not isinstance(out, Tensor) or out.ndim not in (1, 2) or len(out) != points:
-                came = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-                raise ValueError(
-                    f"on {points} points the model must give a tensor (n,) or (n, c), got {came}; "
-                    "wrap it in a module that does"
-                )
-        if not bool(several.isfinite().all()):
-            raise ValueError("the model gives NaN or infinite values on the points: it has no NTK")
-        # loosely, since a device may round batches of different sizes differently
-        if (several[:1] - one).abs().max() > 1e-2 * several.abs().max():
-            raise ValueError(
-                "the model's output at a point depends on the other points of its batch: does it "
-                "hold batch statistics? Their Jacobian has no rows of its own; replace them"
-            )
-        return 1 if several.ndim == 1 else several.shape[1]
+        return try_model(self.model, x)
 
     def _check_points(self, x: Points) -> None:
         if x.device != self.device:
@@ -109,26 +101,37 @@ class Tangent(nn.Module):
 
     def jacobian(self, x: Points) -> Tensor:
         """J(x), (n, c, p), of a few points: one reverse pass for each output and point."""
-        if self._by_layers is None:
-            self._by_layers = self._agrees_by_layers(x[:2])
-        found = self._layer_jacobian(x) if self._by_layers else None
-        return self.plain_jacobian(x) if found is None else found
+        if self._way is None:
+            self._way = self._fastest(x[:2])
+        if self._way == "layers" and not needs_gradient(x):
+            found = self._layer_jacobian(x)
+            if found is not None:
+                return found
+        return self.loop_jacobian(x) if self._way == "loop" else self.vmap_jacobian(x)
+
+    def _fastest(self, x: Points) -> str:
+        """The fastest way that agrees with plain autograd for this model.
+
+        A model may use a layer's weights elsewhere too, or keep them where torch.func cannot put
+        others in their place, as torch's recurrent layers do.
+        """
+        with full_precision(), torch.no_grad():
+            true = self.loop_jacobian(x)
+            slack = torch.finfo(true.dtype).eps ** 0.5 * true.abs().max()
+            for way in (self._layer_jacobian, self.vmap_jacobian):
+                try:
+                    found = way(x)
+                except RuntimeError:
+                    continue
+                if found is not None and bool((found - true).abs().max() <= slack):
+                    return "layers" if way == self._layer_jacobian else "vmap"
+        return "loop"
 
     def _layer_jacobian(self, x: Points) -> Tensor | None:
         layers = layers_of(self.model, self.names)
         return None if layers is None else layer_jacobian(self.model, layers, self.names, x)
 
-    def _agrees_by_layers(self, x: Points) -> bool:
-        """Whether the fast way holds for this model, which may use its weights elsewhere too."""
-        with _full_precision():
-            fast = self._layer_jacobian(x)
-            if fast is None:
-                return False
-            true = self.plain_jacobian(x)
-        rounding = torch.finfo(true.dtype).eps ** 0.5
-        return bool((fast - true).abs().max() <= rounding * true.abs().max())
-
-    def plain_jacobian(self, x: Points) -> Tensor:
+    def vmap_jacobian(self, x: Points) -> Tensor:
         """J(x) of any model that torch.func can differentiate."""
 
         def one(parameters: dict[str, Tensor], point: Any) -> Tensor:
@@ -138,16 +141,36 @@ class Tangent(nn.Module):
             parts = vmap(jacrev(one), in_dims=(None, 0))(self.weights(), plain(x))
         return torch.cat([parts[name].flatten(2) for name in self.names], dim=2)
 
+    def loop_jacobian(self, x: Points) -> Tensor:
+        """J(x) by plain autograd, one output of one point at a time."""
+        weights = [self.model.get_parameter(name).requires_grad_() for name in self.names]
+        rows = []
+        try:
+            for i in range(len(x)):
+                with torch.enable_grad():
+                    outs = self.model(x[i : i + 1]).reshape(-1).unbind()
+                for value in outs:
+                    parts = torch.autograd.grad(
+                        value, weights, retain_graph=True, materialize_grads=True
+                    )
+                    rows.append(torch.cat([part.flatten() for part in parts]))
+        finally:
+            self.model.requires_grad_(False)
+        return torch.stack(rows).reshape(len(x), -1, self.size)
+
     def chunks(self, x: Points, outputs: int) -> Iterator[Tensor]:
         """J in chunks of (some points, c, p)."""
-        size = max(1, JACOBIAN_CHUNK[_kind(x)] // (outputs * self.size))
-        for part in x.split(size):
+        for part in x.split(self.points_at_once(x, outputs)):
             yield self.jacobian(part)
+
+    def points_at_once(self, x: Points, outputs: int) -> int:
+        """How many points' Jacobians make one chunk."""
+        return max(1, JACOBIAN_CHUNK[device_kind(x)] // (outputs * self.size))
 
     def push(self, x: Points, directions: Tensor, outputs: int) -> Tensor:
         """J(x) V for directions V (p, m): (n, c, m), by whichever way is the cheaper."""
-        wanted = torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad
-        if directions.shape[1] > BACKWARD_COST * outputs and not wanted:
+        many = directions.shape[1] > BACKWARD_COST * outputs or self.recurrent
+        if many and not needs_gradient(x):
             parts = [chunk @ directions.to(chunk.dtype) for chunk in self.chunks(x, outputs)]
             return torch.cat(parts)
         return self.forward_mode(x, directions)
@@ -171,15 +194,22 @@ class Tangent(nn.Module):
             moved = {name: value + epsilon * moved[name] for name, value in parameters.items()}
             return (self.values(moved, points) - self.values(parameters, points)) / epsilon
 
-        with _full_precision():
+        with full_precision():
             return self._by_columns(x, directions, column)
 
     def _by_columns(
         self, x: Points, directions: Tensor, column: Callable[[Tensor, Any], Tensor]
     ) -> Tensor:
         """(n, c, m) from a function of one column of V, some columns and points at a time."""
+        if self.recurrent:
+            raise ValueError(
+                "forward-mode derivatives and finite differences cannot reach the weights of "
+                "torch's recurrent layers: use method='project', or write the recurrence with "
+                "nn.LSTMCell"
+            )
+        directions = directions.to(self.dtype)
         activations = self._activations(x)
-        budget = max(1, ACTIVATION_CHUNK[_kind(x)] // activations)
+        budget = max(1, ACTIVATION_CHUNK[device_kind(x)] // activations)
         points = min(len(x), max(64, math.isqrt(budget)))
         columns = max(1, budget // points)
         parts = []
@@ -187,7 +217,7 @@ class Tangent(nn.Module):
             for part in x.split(points):
                 some = [
                     vmap(column, in_dims=(1, None), out_dims=-1)(group, plain(part))
-                    for group in directions.to(self.dtype).split(columns, dim=1)
+                    for group in directions.split(columns, dim=1)
                 ]
                 parts.append(torch.cat(some, dim=-1))
         return torch.cat(parts)
@@ -213,13 +243,12 @@ class TangentFunctions(nn.Module):
 
     def __init__(self, model: nn.Module, directions: Tensor, outputs: int = 1) -> None:
         super().__init__()
-        self.tangent = Tangent(copy.deepcopy(model))  # its user may train it on
+        self.tangent = model if isinstance(model, Tangent) else Tangent(model)
         if len(directions) != self.tangent.size:
             raise ValueError(
                 f"the model does not fit: {self.tangent.size} of its parameters require gradients, "
                 f"and the directions have {len(directions)} rows"
             )
-        self.requires_grad_(False)
         self.outputs = outputs
         self.register_buffer("directions", directions.to(self.tangent.dtype))
 
@@ -227,88 +256,3 @@ class TangentFunctions(nn.Module):
         """(n, k), or (n, c, k)."""
         values = self.tangent.push(x, self.directions, self.outputs)
         return values[:, 0] if self.outputs == 1 else values
-
-
-def check_model(model: nn.Module) -> None:
-    """Refuse what has no Jacobian by samples: train mode, batch statistics, two devices."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
-    if any(module.training for module in model.modules()):
-        raise ValueError("the model is in train mode: call model.eval() first")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-            raise ValueError(
-                f"{name} normalises by the statistics of the batch even in eval mode: make it with "
-                "track_running_stats=True, or replace it"
-            )
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    if len(devices) > 1:
-        names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"the model lies on several devices: {names}; move it to one with .to(…)")
-
-
-def largest_activation(
-    model: nn.Module, x: Points, weights: dict[str, Tensor] | None = None
-) -> int:
-    """The most numbers that one module of the model gives at once on the points x."""
-    sizes = [1]
-
-    def look(module: nn.Module, args: Any, out: Any) -> None:
-        if isinstance(out, Tensor):
-            sizes.append(out.numel())
-
-    hooks = [module.register_forward_hook(look) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            functional_call(model, weights or {}, (x,))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return max(sizes)
-
-
-def plain(x: Any, change: Callable[[Tensor], Tensor] = lambda value: value) -> Any:
-    """Points as torch.func knows them: a tensor or a plain dict."""
-    if isinstance(x, dict):
-        return {key: change(value) for key, value in x.items()}
-    return change(x)
-
-
-def _kind(x: Points) -> str:
-    return "cuda" if x.device.type == "cuda" else "cpu"
-
-
-@contextmanager
-def differentiable() -> Iterator[None]:
-    """Fused attention has no rules for vmap and forward-mode derivatives: take the plain one."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Differences of 1e-5 drown in TF32, whose own rounding is 1e-3."""
-    with _tf32(torch.backends.cudnn, False), _tf32(torch.backends.cuda.matmul, False):
-        yield
-
-
-@contextmanager
-def fast_products() -> Iterator[None]:
-    """Products of float32 matrices in TF32 where the device has it."""
-    with _tf32(torch.backends.cuda.matmul, True):
-        yield
-
-
-@contextmanager
-def _tf32(backend: Any, allowed: bool) -> Iterator[None]:
-    before = backend.allow_tf32
-    backend.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        backend.allow_tf32 = before

@@ -36,7 +36,8 @@ def figure3(result: dict[str, Any]) -> Figure:
             least = min(found["cosines"])
             told = "" if method == "exact" else f"\nleast cosine {least:.4f}"
             space.set_title(f"{LABELS[method]}{told}", fontsize=9)
-            space.set(xlabel="ψ₁", ylabel="ψ₂", zlabel="ψ₃")
+            space.set(xlabel="ψ₁", ylabel="ψ₂")
+            space.set_zlabel("ψ₃", labelpad=-2)
             space.xaxis.set_major_locator(MaxNLocator(4))
             space.tick_params(labelsize=6, pad=-2)
     return figure
@@ -70,11 +71,10 @@ def mnist_accuracy(result: dict[str, Any]) -> Figure:
     bars = _accuracies(measured)
     panel(left, "test accuracy of multinomial logistic regression", "%")
     for place, (_, found, color) in enumerate(bars):
-        left.barh(place, 100 * float(np.mean(found)), color=color, alpha=0.85)
-        left.plot(100 * np.array(found), [place] * len(found), "k.", ms=4)
+        left.plot(100 * np.array(found), [place] * len(found), "o", ms=4, alpha=0.5, color=color)
+        left.plot(100 * float(np.mean(found)), place, "|", ms=16, mew=2.5, color=color)
+    left.grid(axis="y", color="0.92")
     left.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
-    lowest = 100 * min(min(found) for _, found, _ in bars)
-    left.set_xlim(max(0.0, 10 * np.floor(lowest / 10 - 0.5)), 100)
     left.invert_yaxis()
     panel(right, "test cosine with the exact function", "eigenpair j")
     for way, color in (("shared", COLORS["neuralef"]), ("shared, paper's objective", "#d1495b")):

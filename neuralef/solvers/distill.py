@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_alike, check_count, check_points
 from neuralef.gram import FeatureGram, Gram
-from neuralef.points import PointDict
+from neuralef.points import PointDict, tensors_of
 from neuralef.solvers.objective import Objective
 from neuralef.solvers.refine import evaluate
 from neuralef.solvers.subspace import Subspace
@@ -90,7 +90,10 @@ class Distill(TrainedSolver):
         with torch.no_grad():
             for _ in range(copies):
                 assert self.augment is not None
+                before = [tensor._version for tensor in tensors_of(gram.x)]
                 made = check_points(self.augment(gram.x, generator), "augment(x)", integers=True)
+                if before != [tensor._version for tensor in tensors_of(gram.x)]:
+                    raise ValueError("augment must give new points, not change x in place")
                 check_alike(made, gram.x, ("what augment gives", "x"))
                 sets.append(made)
         weights = (teacher.eigenvalues / teacher.eigenvalues[..., :1]) ** (self.weighting / 2)

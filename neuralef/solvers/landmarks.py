@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from neuralef.gram import Gram, KernelGram
-from neuralef.spectrum import POINTS_AT_ONCE
+from neuralef.points import POINTS_AT_ONCE
 
 SELECTIONS = ("uniform", "k-means++", "leverage")
 

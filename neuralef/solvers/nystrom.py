@@ -15,10 +15,10 @@ from neuralef.checks import check_choice, check_count
 from neuralef.gram import FeatureGram, Gram, KernelGram, RootGram
 from neuralef.linalg import check_definite
 from neuralef.networks.features import landmark_features
+from neuralef.points import POINTS_AT_ONCE
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 from neuralef.solvers.landmarks import SELECTIONS, choose_landmarks
 from neuralef.solvers.subspace import Subspace
-from neuralef.spectrum import POINTS_AT_ONCE
 
 # Up to this many rows the matrix is decomposed whole; above, Lanczos needs products only.
 DENSE_ROWS = 6000

@@ -7,14 +7,13 @@ from torch import Tensor, nn
 
 from neuralef.gram import Gram, RootGram
 from neuralef.linalg import check_definite, descending_eigh, orthonormalize
-from neuralef.points import Points
-from neuralef.spectrum import POINTS_AT_ONCE
+from neuralef.points import Points, points_at_once
 
 
 def evaluate(network: nn.Module, x: Points) -> Tensor:
     """network(x) in parts, without gradients."""
     with torch.no_grad():
-        return torch.cat([network(part) for part in x.split(POINTS_AT_ONCE)])
+        return torch.cat([network(part) for part in x.split(points_at_once(x))])
 
 
 def refinement_points(gram: Gram, limit: int, generator: torch.Generator) -> Gram:

@@ -113,6 +113,7 @@ class Subspace(ExactSolver):
         if start is None:
             start = torch.randn(groups, size, width, dtype=torch.float64, generator=generator)
         basis = torch.linalg.qr(start.to(gram.device)).Q
+        tolerance = max(self.tolerance, gram.precision)  # no product is better than its rounding
         for _ in range(self.iterations):
             image = multiply(basis)
             if not bool(image.isfinite().all()):
@@ -120,7 +121,7 @@ class Subspace(ExactSolver):
             values, rotation = descending_eigh(basis.mT @ image)
             vectors, images = basis @ rotation, image @ rotation
             residual = (images - vectors * values[:, None])[..., : self.k].norm(dim=1)
-            if bool((residual <= self.tolerance * values[:, :1].abs()).all()):
+            if bool((residual <= tolerance * values[:, :1].abs()).all()):
                 break
             basis = torch.linalg.qr(images).Q
         else:

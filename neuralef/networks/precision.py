@@ -1,0 +1,57 @@
+"""Settings of torch that hold for some lines only: precision of products, plain attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Fused attention has no rules for vmap and forward-mode derivatives: take the plain one."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32: differences of 1e-5 drown in its rounding of 1e-3."""
+    with (
+        _tf32(torch.backends.cudnn, torch.backends.cudnn, "conv", False),
+        _tf32(torch.backends.cuda.matmul, torch.backends.cuda, "matmul", False),
+    ):
+        yield
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Products of float32 matrices in TF32 where the device has it."""
+    with _tf32(torch.backends.cuda.matmul, torch.backends.cuda, "matmul", True):
+        yield
+
+
+@contextmanager
+def _tf32(flags: Any, family: Any, operation: str, allowed: bool) -> Iterator[None]:
+    if not torch.cuda.is_available():
+        yield
+        return
+    value: bool | str = allowed
+    try:
+        holder, name, before = flags, "allow_tf32", flags.allow_tf32
+    except RuntimeError:  # its user has set the precision by the newer names, which do not mix
+        holder, name = getattr(family, operation), "fp32_precision"
+        value, before = ("tf32" if allowed else "ieee"), holder.fp32_precision
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
