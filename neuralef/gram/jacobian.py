@@ -62,13 +62,6 @@ class JacobianGram(RootGram):
         """The rounding of a product: J is in the model's dtype."""
         return torch.finfo(self.dtype).eps
 
-    def product(self, rows: Tensor) -> Tensor:
-        """K ψ; of a batch that fits into one chunk, J is made once."""
-        if len(self) > self.tangent.points_at_once(self.x, self.outputs):
-            return super().product(rows)
-        (chunk,) = self.chunks(rows.dtype)
-        return (chunk @ (chunk.mT @ rows.to(chunk.dtype))).to(rows.dtype)
-
     def mean_diagonal(self) -> Tensor:
         """The trace per point, E κ(x, x): (1,); any pass over J has it as a by-product."""
         if self._mean_diagonal is None:

@@ -66,7 +66,12 @@ class RootGram(Gram):
 
     def product(self, rows: Tensor) -> Tensor:
         """K ψ on folded rows (g, r, k)."""
-        return self.expand(self.project(rows) / self.scale)
+        chunk = next(self.chunks(rows.dtype))
+        if chunk.shape[1] < rows.shape[1]:
+            return self.expand(self.project(rows) / self.scale)
+        # a mini-batch is one chunk, which need not be made twice
+        inner = chunk.mT @ rows.to(chunk.dtype) / self.scale
+        return (chunk @ inner).to(rows.dtype)
 
     def diagonal(self) -> Tensor:
         """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
