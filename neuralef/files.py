@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from copy import deepcopy
@@ -67,8 +68,10 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON, whole or not at all."""
+    """Write indented JSON, a list of numbers on one line, whole or not at all."""
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    # no string holds a line break as such, so these are all the layout's own
+    text = re.sub(r"\[[^\[\]{}\"]*\]", lambda found: " ".join(found[0].split()), text)
     replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 

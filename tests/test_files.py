@@ -249,3 +249,11 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         neuralef.files.write_json(path, {"measured": float("nan")})
     assert json.loads(path.read_text()) == {"measured": [1.5, None]}
+
+
+def test_json_keeps_numbers_together_and_strings_apart(tmp_path):
+    content = {"a": [[1, 2.5], [3]], "b": ["x [1,\n 2]", {"c": []}], "d": [None, True]}
+    neuralef.files.write_json(tmp_path / "x.json", content)
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text) == content
+    assert "[ 1, 2.5 ]" in text

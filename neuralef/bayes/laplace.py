@@ -204,9 +204,9 @@ class LinearizedLaplace:
             moved = self._functions(logits, features, scales, found.covariance, DRAWS)
             return nll(to_probabilities(moved).mean(0), y)
 
-        chosen = fixed | dict(zip(free, minimise(loss, len(free)) if free else [], strict=True))
-        self.prior_variance_ = float(chosen["prior_variance"] or 0)
-        self.temperature_ = float(chosen["temperature"] or 0)
+        found = iter(minimise(loss, len(free)) if free else [])  # in the order of `fixed`
+        self.prior_variance_ = self.prior_variance or next(found)
+        self.temperature_ = self.temperature or next(found)
 
     def _scales(self, prior_variance: Any, temperature: Any) -> Tensor:
         """The posterior variances of the weights in the basis of H: (h_j/(τσ²) + 1/σ₀²)⁻¹."""
@@ -274,14 +274,20 @@ class LinearizedLaplace:
         return probabilities(found.mean, found.covariance, method)
 
     @classmethod
-    def paper(cls, model: nn.Module, likelihood: str = "classification") -> LinearizedLaplace:
+    def paper(
+        cls,
+        model: nn.Module,
+        likelihood: str = "classification",
+        network: nn.Module | None = None,
+    ) -> LinearizedLaplace:
         """The paper's settings: ten functions of its own objective, σ₀² = 80, τ = 400.
 
-        Its weight decay stands for σ₀² = 0.2, its noise is multiplied by 20: the same posterior.
+        Its weight decay stands for σ₀² = 0.2, its noise is multiplied by 20: the same posterior. To
+        the letter `network` is a `StackedResNet`; by default it is a head on the model, as ever.
         """
         return cls(
-            model, likelihood, NeuralEF.paper(k=10), prior_variance=80.0, temperature=400.0,
-            samples=4000,
+            model, likelihood, NeuralEF.paper(k=10), network, prior_variance=80.0,
+            temperature=400.0, samples=4000,
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,10 +122,17 @@ class Tangent(nn.Module):
             for way in (self._layer_jacobian, self.vmap_jacobian):
                 try:
                     found = way(x)
+                except torch.OutOfMemoryError:
+                    raise
                 except RuntimeError:
                     continue
                 if found is not None and bool((found - true).abs().max() <= slack):
                     return "layers" if way == self._layer_jacobian else "vmap"
+        warnings.warn(
+            f"torch.func cannot differentiate {type(self.model).__name__}: its Jacobians are made "
+            "one point and output at a time, which is slow",
+            stacklevel=2,
+        )
         return "loop"
 
     def _layer_jacobian(self, x: Points) -> Tensor | None:
