@@ -1,6 +1,7 @@
 """Distillation: networks taught by exact eigenfunctions."""
 
 import copy
+import dataclasses
 import functools
 import json
 
@@ -89,6 +90,9 @@ def test_lessons_are_the_points_and_their_copies_with_the_teachers_weighted_func
     assert torch.equal(lessons.x, x)
     weights = (teacher.eigenvalues / teacher.eigenvalues[0]).sqrt()
     torch.testing.assert_close(lessons.phi, (teacher(x) * weights).detach())
+    often = dataclasses.replace(solver, repeats=3).lessons(gram)  # the Gram's own points come first
+    assert torch.equal(often.x, torch.cat([gram.x, gram.x, lessons.x]))
+    assert torch.equal(often.phi[: 3 * len(gram)], lessons.phi[: len(gram)].repeat(3, 1))
     alone = distill(teacher=teacher, copies=2).lessons(gram)  # nothing to make copies with
     assert torch.equal(alone.x, gram.x)
     torch.testing.assert_close(alone.phi, teacher(gram.x).detach())
@@ -213,6 +217,7 @@ def test_settings_are_json_and_name_the_teacher_and_the_augmentation():
     [
         ({"copies": -1}, ValueError, "copies must be at least 0"),
         ({"copies": 1.5}, TypeError, "copies must"),
+        ({"repeats": 0}, ValueError, "repeats must be at least 1"),
         ({"weighting": -0.1}, ValueError, r"weighting must be in \[0, 2\]"),
         ({"weighting": float("nan")}, ValueError, r"weighting must be in \[0, 2\]"),
         ({"teacher": Sine()}, TypeError, "teacher must be a Spectrum, got Sine"),

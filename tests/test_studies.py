@@ -133,7 +133,7 @@ def test_ntk_chooses_by_the_error_on_unseen_images(studies):
     measured = studies("ntk").result["measured"]
     methods = measured["methods"]
     assert list(methods) == [
-        "paper", "neuralef", "distilled", "distilled, from the classifier",
+        "paper", "neuralef", "distilled evenly", "distilled", "distilled, from the classifier",
         "distilled, both trunks",
     ]  # fmt: skip
     errors = {name: found["unseen_error"] for name, found in methods.items()}

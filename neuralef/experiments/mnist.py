@@ -56,7 +56,7 @@ PRESETS = {
     ),
     "paper": Preset(
         images=60000, test_images=10000, samples=2000, draws=3, k=10, more=(20, 50), steps=5000,
-        widths=(32, 64, 128), dedicated_steps=4000, paper_steps=20000, nystrom=(6000, 60000),
+        widths=(32, 64, 128), dedicated_steps=4000, paper_steps=15000, nystrom=(6000, 60000),
     ),
 }  # fmt: skip
 

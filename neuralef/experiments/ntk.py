@@ -6,6 +6,7 @@ are the truth that every method is measured against, and the teacher of the best
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class Preset:
     samples: int
     steps: int
     copies: int
+    repeats: int
     lesson_steps: int
     draws: int
     scale_images: int
@@ -58,12 +60,12 @@ class Preset:
 PRESETS = {
     "quick": Preset(
         images=512, test_images=200, depth=8, width=8, epochs=8, weight_decay=5e-4, k=5,
-        samples=128, steps=60, copies=2, lesson_steps=80, draws=5,
+        samples=128, steps=60, copies=2, repeats=2, lesson_steps=80, draws=5,
         scale_images=64, scale_samples=64, scale_pairs=5,
     ),
     "paper": Preset(
         images=10000, test_images=2000, depth=20, width=16, epochs=60, weight_decay=2e-3, k=10,
-        samples=4096, steps=4000, copies=30, lesson_steps=10000, draws=40,
+        samples=4096, steps=4000, copies=30, repeats=10, lesson_steps=10000, draws=40,
         scale_images=50000, scale_samples=4096, scale_pairs=100,
     ),
 }  # fmt: skip
@@ -161,10 +163,11 @@ def ways(
         k, deflation="paper", steps=preset.steps, learning_rate=1e-3, schedule="constant",
         oversample=0, refine=False, **common,
     )  # fmt: skip
-    taught = Distill(
+    evenly = Distill(
         k, teacher=teacher, augment=crop_and_flip, copies=preset.copies,
         steps=preset.lesson_steps, weighting=0.5, learning_rate=2e-3, **common,
     )  # fmt: skip
+    taught = dataclasses.replace(evenly, repeats=preset.repeats)
 
     def own(heads: int, normalize: bool = True) -> nn.Module:
         return SharedResNet(heads, preset.depth, 2 * preset.width, normalize=normalize, seed=seed)
@@ -175,6 +178,7 @@ def ways(
     return {
         "paper": (published, own(k)),
         "neuralef": (ours, own(k + ours.oversample)),
+        "distilled evenly": (evenly, own(teacher.k, normalize=False)),
         "distilled": (taught, own(teacher.k, normalize=False)),
         "distilled, from the classifier": (taught, started()),
         "distilled, both trunks": (taught, Both(own(teacher.k, normalize=False), started())),
@@ -272,7 +276,7 @@ def measure(preset: Preset, images: Images, seed: int, report: Report) -> dict[s
     some = matrix_images(images)
     with torch.no_grad():
         truth = NTK(model)(some, some)
-    solver = Subspace(preset.k + OVERSAMPLE, tolerance=1e-6, seed=seed)
+    solver = Subspace(preset.k + OVERSAMPLE, tolerance=1e-5, iterations=40, seed=seed)
     teacher, seconds = timed(solver.solve, NTK(model).gram(images.train))
     exact = teacher.truncate(preset.k)
     measured["exact"] = judge(exact, exact, truth, images, seed) | {"seconds": seconds}

@@ -35,9 +35,11 @@ class Distill(TrainedSolver):
 
     `teacher` is a Spectrum of the same kernel that can be evaluated anywhere, by default that of
     `Subspace`; it teaches at the points of the Gram and at `copies` augmented sets of them, made by
-    `augment(x, generator)`. w_j = (μ_j/μ_1)^`weighting`: 0 for functions that count alike, 1 for
-    the best copy of the kernel. Functions are not normalised in training. Eigenvalues and residuals
-    come from the Gram's own points.
+    `augment(x, generator)`. Eigenvalues depend on the Gram's own points alone: where these should
+    weigh more than one set among many, they are taught `repeats` times. w_j =
+    (μ_j/μ_1)^`weighting`: 0 for functions that count alike, 1 for the best copy of the kernel.
+    Functions are not normalised in training. Eigenvalues and residuals come from the Gram's own
+    points.
 
     >>> import neuralef as nef
     >>> gram = nef.kernels.RBF().gram(torch.linspace(-2, 2, 256)[:, None])
@@ -48,12 +50,14 @@ class Distill(TrainedSolver):
     teacher: Spectrum | None = field(default=None, compare=False, repr=False)
     augment: Augment | None = field(default=None, compare=False)
     copies: int = 4
+    repeats: int = 1
     weighting: float = 0.0
     normalized: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count(self.copies, "copies", least=0)
+        check_count(self.repeats, "repeats")
         if isinstance(self.weighting, bool) or not isinstance(self.weighting, (int, float)):
             raise TypeError(f"weighting must be a number, got {self.weighting!r}")
         if not 0 <= self.weighting <= 2:
@@ -97,8 +101,11 @@ class Distill(TrainedSolver):
                 check_alike(made, gram.x, ("what augment gives", "x"))
                 sets.append(made)
         weights = (teacher.eigenvalues / teacher.eigenvalues[..., :1]) ** (self.weighting / 2)
-        targets = torch.cat([evaluate(teacher, x) for x in sets]) * weights
-        return FeatureGram(_join(sets), targets.to(gram.dtype), independent=gram.independent)
+        values = [evaluate(teacher, x) for x in sets]
+        again = self.repeats - 1
+        x, psi = _join([gram.x] * again + sets), torch.cat([values[0]] * again + values)
+        targets = psi * weights
+        return FeatureGram(x, targets.to(gram.dtype), independent=gram.independent)
 
     def objective(self, network: nn.Module, gram: Gram) -> Lesson:
         """The squared distance from the teacher's functions."""
