@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KEYS = {"experiment", "preset", "config", "environment", "paper", "measured"}
-PACKAGES = ("neuralef", "torch", "numpy", "scipy", "scikit-learn")
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     """The versions and the machine that made a result."""
-    versions = {}
+    import neuralef
+
+    versions = {"neuralef": neuralef.__version__}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
-        except PackageNotFoundError:  # a source tree that was not installed
+        except PackageNotFoundError:
             versions[package] = "unknown"
     device = torch.device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()

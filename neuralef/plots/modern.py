@@ -76,13 +76,13 @@ def mnist_accuracy(result: dict[str, Any]) -> Figure:
     left.grid(axis="y", color="0.92")
     left.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
     left.invert_yaxis()
-    panel(right, "test cosine with the exact function", "eigenpair j")
+    panel(right, "1 − test cosine with the exact", "eigenpair j")
     for way, color in (("shared", COLORS["neuralef"]), ("shared, paper's objective", "#d1495b")):
         for number, draw in enumerate(measured["draws"]):
             found = draw[way]["test_cosines"]
             label = way if number == 0 else None
-            right.plot(range(1, len(found) + 1), found, "o-", ms=3, color=color, label=label)
-    right.set_ylim(0, 1.02)
+            gap = 1 - np.array(found)
+            right.semilogy(range(1, len(found) + 1), gap, "o-", ms=3, color=color, label=label)
     right.legend(frameon=False, fontsize=8)
     return figure
 
