@@ -7,6 +7,7 @@
 """
 
 from neuralef import data, kernels, networks
+from neuralef.bayes import LinearizedLaplace
 from neuralef.certificate import Certificate
 from neuralef.files import load
 from neuralef.gram import DenseGram, FeatureGram, Gram, JacobianGram, KernelGram
@@ -33,6 +34,7 @@ __all__ = [
     "Gram",
     "JacobianGram",
     "KernelGram",
+    "LinearizedLaplace",
     "NestedLoRA",
     "NeuralEF",
     "Nystrom",

@@ -105,7 +105,10 @@ class Spectrum(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _evaluate(self, x: Points) -> Tensor:
-        values = self.network(x)
+        return self.rotate(self.network(x))
+
+    def rotate(self, values: Tensor) -> Tensor:
+        """ψ from the network's own functions: (n, m) to (n, k), or (n, c, m) to (n, c, k)."""
         # float64, since a rotation out of nearly dependent functions cancels leading digits
         product = "ncm,cmk->nck" if self.independent else "...m,mk->...k"
         return torch.einsum(product, values.double(), self.rotation.double()).to(values.dtype)

@@ -147,6 +147,101 @@ def test_held_out_points_choose_the_best_hyper_parameters():
             assert best <= nef.metrics.nll(other.predict_proba(new), y) + 1e-6
 
 
+def test_held_out_sets_may_be_changed_without_another_fit():
+    model, x, new, y = mlp(), points(60), points(200, seed=1), labels(200)
+    posterior = LinearizedLaplace(model, solver=nef.Subspace(k=10)).fit([(x, labels(60))])
+    by_evidence = posterior.prior_variance_
+    outputs = posterior.outputs(new)
+    for part in (slice(0, 100), slice(100, 200)):
+        again = LinearizedLaplace(model, solver=nef.Subspace(k=10))
+        again.fit([(x, labels(60))], tune=[(new[part], y[part])])
+        posterior.tune_on(outputs[part], y[part])
+        assert posterior.prior_variance_ == pytest.approx(again.prior_variance_, rel=1e-6)
+        assert posterior.temperature_ == pytest.approx(again.temperature_, rel=1e-6)
+        torch.testing.assert_close(
+            posterior.probabilities(outputs[part]), again.predict_proba(new[part])
+        )
+    assert posterior.prior_variance_ != by_evidence
+
+
+class Sure(nn.Module):
+    """A model whose logits are three times what the labels are drawn from."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = mlp()
+
+    def forward(self, x):
+        return 9 * self.layer(x)
+
+
+def test_a_temperature_of_the_softmax_is_found_where_the_model_is_too_sure():
+    model, x, new = Sure().eval(), points(60), points(4000, seed=1)
+    probabilities_ = (model(new) / 3).softmax(1).detach()
+    torch.manual_seed(0)
+    y = torch.multinomial(probabilities_, 1)[:, 0]
+    given = {"solver": nef.Subspace(k=10), "prior_variance": 1e-8}
+    posterior = LinearizedLaplace(model, softmax_temperature=None, **given)
+    posterior.fit([(x, labels(60))], tune=[(new, y)])
+    assert posterior.softmax_temperature_ == pytest.approx(3, rel=0.1)
+    assert posterior.temperature_ == 1.0  # two tempers of one thing are not told apart
+    truth = (model(new) / posterior.softmax_temperature_).softmax(1).detach()
+    for method in ("mc", "probit"):
+        found = posterior.predict_proba(new, method)
+        torch.testing.assert_close(found, truth, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="pass tune"):
+        LinearizedLaplace(model, softmax_temperature=None, **given).fit([(x, labels(60))])
+
+
+def test_a_head_on_the_model_takes_one_pass_of_it():
+    model, x, new = mlp(), points(60), points(9, seed=1)
+    solver = nef.NeuralEF(k=3, steps=5, batch_size=32)
+    posterior = LinearizedLaplace(model, solver=solver, samples=32).fit([(x, labels(60))])
+    calls = []
+    for part in (model, posterior.spectrum.network.activations.model):
+        part.register_forward_hook(lambda *_: calls.append(1))
+    found = posterior.predict(new)
+    assert len(calls) == 1
+    features = posterior.spectrum.features(new).detach() @ posterior.basis
+    truth = (features * posterior.weights().variances) @ features.mT
+    torch.testing.assert_close(found.covariance, truth)
+    torch.testing.assert_close(found.mean, model(new).detach())
+
+
+def test_a_head_on_another_model_is_not_taken_for_this_one():
+    model, x, new = mlp(), points(60), points(9, seed=1)
+    head = nef.networks.ActivationHead(mlp(seed=1), 5, outputs=3, seed=0)
+    solver = nef.NeuralEF(k=3, steps=5, batch_size=32)
+    posterior = LinearizedLaplace(model, solver=solver, network=head, samples=32)
+    posterior.fit([(x, labels(60))])
+    torch.testing.assert_close(posterior.predict(new).mean, model(new).detach())
+
+
+def test_activations_are_what_the_layers_take_in():
+    torch.manual_seed(0)
+    model = nef.networks.ResNet(8, 2, outputs=3, seed=0).double().eval()
+    x = torch.randn(4, 3, 8, 8).double()
+    activations = nef.networks.Activations(model)
+    out, seen = activations.both(x)
+    h = torch.relu(model.bn1(model.conv1(x)))
+    assert seen.shape == (4, activations.size)
+    torch.testing.assert_close(out, model(x))
+    torch.testing.assert_close(seen[:, :5], torch.cat([x.mean((2, 3)), h.mean((2, 3))], 1))
+    torch.testing.assert_close(seen[:, -3:], out)
+    tokens = torch.randn(4, 7, 5).double()
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(5, 6).double(), nn.Linear(6, 2).double()
+
+        def forward(self, x):
+            return self.last(torch.relu(self.first(x)).mean(1))
+
+    seen = nef.networks.Activations(Pooled().eval())(tokens)
+    torch.testing.assert_close(seen[:, :5], tokens.mean(1))
+
+
 def test_a_descent_finds_the_least_of_a_bowl():
     found = minimise(lambda a, b: (math.log(a) - 1.3) ** 2 + (math.log(b) + 4) ** 2, 2)
     assert [math.log(value) for value in found] == pytest.approx([1.3, -4], abs=1e-2)

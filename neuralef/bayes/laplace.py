@@ -21,9 +21,10 @@ from neuralef.bayes.likelihood import (
     curvature_product,
     gaussian_nll,
 )
-from neuralef.bayes.predictive import METHODS, probabilities, to_probabilities
-from neuralef.bayes.tuning import log_evidence, minimise
-from neuralef.checks import check_choice, check_count, check_positive
+from neuralef.bayes.posterior import Outputs, WeightPosterior
+from neuralef.bayes.predictive import METHODS
+from neuralef.bayes.tuning import by_evidence, minimise
+from neuralef.checks import check_alike, check_choice, check_count, check_points, check_positive
 from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
 from neuralef.kernels.ntk import NTK
 from neuralef.linalg import descending_eigh
@@ -39,10 +40,8 @@ from neuralef.spectrum import Spectrum
 
 DRAWS = 256  # of Monte Carlo, as in the paper
 LAPLACE = "neuralef laplace 1"
-SAVED = (
-    "likelihood", "tail", "seed", "samples", "prior_variance", "temperature", "prior_variance_",
-    "temperature_", "noise_",
-)  # fmt: skip
+CHOSEN = ("prior_variance", "temperature", "softmax_temperature")
+SAVED = ("likelihood", "tail", "seed", "samples", "noise_", *CHOSEN, *(f"{n}_" for n in CHOSEN))
 
 
 class LinearizedLaplace:
@@ -51,9 +50,10 @@ class LinearizedLaplace:
     cov f(x) = Ψ̃(x) H⁻¹ Ψ̃(x)ᵀ, H = Σ_i Ψ̃_iᵀ Λ_i Ψ̃_i/τ + I/σ₀², Ψ̃ = √μ ψ, Λ the curvature of
     −log p(y|f). `solver` finds the eigenfunctions on the training points, or is their Spectrum
     already; trained solvers teach `network`, by default a head on the model's own activations.
-    `prior_variance` σ₀² and `temperature` τ are chosen in `fit` where they are None, and then found
-    under their names with an underscore, beside `noise_`, σ² of a regression; `tail` gives back the
-    prior's variance in what the k functions leave out.
+    `prior_variance` σ₀², `temperature` τ and `softmax_temperature` T of E softmax(f/T) are chosen
+    in `fit` where they are None, and then found under their names with an underscore, beside
+    `noise_`, σ² of a regression; `tail` gives back the prior's variance in what the k functions
+    leave out.
 
     >>> model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
     >>> x, y = torch.randn(200, 2), torch.randint(3, (200,))
@@ -72,22 +72,24 @@ class LinearizedLaplace:
         prior_variance: float | None = None,
         temperature: float | None = None,
         tail: bool = False,
+        softmax_temperature: float | None = 1.0,
         samples: int = 4096,
         seed: int = 0,
     ) -> None:
         check_choice(likelihood, "likelihood", LIKELIHOODS)
         check_model(model)
-        for name, value in (("prior_variance", prior_variance), ("temperature", temperature)):
-            if value is not None:
-                check_positive(value, name)
+        self.prior_variance, self.temperature = prior_variance, temperature
+        self.softmax_temperature = softmax_temperature
+        for name in CHOSEN:
+            if getattr(self, name) is not None:
+                check_positive(getattr(self, name), name)
         self.model, self.likelihood, self.network = model, likelihood, network
         self.solver: Solver | Spectrum = NeuralEF(k=50) if solver is None else solver
         if not isinstance(self.solver, (Solver, Spectrum)):
             raise TypeError(f"solver must be a Solver or a Spectrum, got {type(solver).__name__}")
-        self.prior_variance, self.temperature = prior_variance, temperature
         self.tail, self.seed = tail, check_count(seed, "seed", least=0)
         self.samples = check_count(samples, "samples")
-        self.prior_variance_ = self.temperature_ = 1.0
+        self.prior_variance_ = self.temperature_ = self.softmax_temperature_ = 1.0
         self.noise_: float | None = None
         normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self.tangent_model = fold_batch_norm(model) if normed else model
@@ -95,33 +97,50 @@ class LinearizedLaplace:
     def fit(self, loader: Iterable[Any], tune: Iterable[Any] | None = None) -> LinearizedLaplace:
         """Find the eigenfunctions and the posterior of their weights on the loader's points.
 
-        What is left open of σ₀² and τ is chosen by the likelihood of the held-out set `tune`; or,
+        What is left open of σ₀², τ and T is chosen by `tune`, on the held-out set of that name; or,
         without one, σ₀² by the marginal likelihood of the training set, with τ = 1.
         """
+        if tune is None and self.softmax_temperature is None:
+            raise ValueError("softmax_temperature=None is chosen on a held-out set: pass tune=…")
         kernel = NTK(self.tangent_model)
-        device = kernel.tangent.device
-        x, y = collect(loader, device)
+        x, y = collect(loader, self._device)
         logits = self._logits(x)
         y = check_targets(self.likelihood, y, logits)
         kernel.prepare(x)
-        self.spectrum = self._solve(kernel, x)
-        self.curvature, self.basis = descending_eigh(self._information(x, logits)[None])
-        self.curvature, self.basis = self.curvature[0].clamp_min(0), self.basis[0]
+        self._adopt(self._solve(kernel, x))
+        curvature, basis = descending_eigh(self._information(x, logits)[None])
+        self.curvature, self.basis = curvature[0].clamp_min(0), basis[0]
         squares = float((y - logits).square().sum()) if self.likelihood == "regression" else 0.0
+        self.noise_ = squares / logits.numel() if self.likelihood == "regression" else None
+        if tune is not None:
+            return self.tune(tune)
         weights = kernel.tangent.weights().values()
         norm = sum(float(value.double().square().sum()) for value in weights)
-        if tune is None:
-            self._by_evidence(norm, squares, logits.numel())
-        else:
-            self._by_likelihood(*collect(tune, device, "tune"), squares / logits.numel())
+        self._by_evidence(norm, squares, logits.numel())
         return self
 
+    def tune(self, held_out: Iterable[Any]) -> LinearizedLaplace:
+        """Choose what is left open by the likelihood of held-out points; again, if need be.
+
+        These are σ₀² and τ; or σ₀² and T if `softmax_temperature` is None, with τ = 1.
+        """
+        x, y = collect(held_out, self._device, "tune")
+        return self.tune_on(self.outputs(x), y)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _adopt(self, spectrum: Spectrum) -> None:
+        """Take a spectrum; a head on this very model needs but one pass of it for both."""
+        self.spectrum, network = spectrum, spectrum.network
+        self._head: ActivationHead | None = None
+        if isinstance(network, ActivationHead):
+            read = fingerprint(network.activations.model)
+            self._head = network if read == fingerprint(self.model) else None
+
     def _logits(self, x: Points) -> Tensor:
-        logits = evaluate(self.model, x).double()
-        logits = logits[:, None] if logits.ndim == 1 else logits
-        if not bool(logits.isfinite().all()):
-            raise ValueError("the model gives NaN or infinite outputs on the data")
-        return logits
+        return _finite(evaluate(self.model, x).double())
 
     def _solve(self, kernel: NTK, x: Points) -> Spectrum:
         """The eigenfunctions: exact, taught, or trained on sampled features."""
@@ -148,11 +167,33 @@ class LinearizedLaplace:
         sampled = NTK(self.tangent_model, samples=self.samples, seed=self.seed)
         return self.solver.solve(sampled.gram(x), network)
 
-    def _features(self, x: Points) -> Tensor:
-        """Ψ̃(x) = √μ ψ(x), (n, c, k) in float64."""
-        with torch.no_grad():
-            features = self.spectrum.features(x).double()
+    def _scaled(self, psi: Tensor) -> Tensor:
+        """Ψ̃ = √μ ψ, (n, c, k) in float64."""
+        features = psi.double() * self.spectrum.eigenvalues.clamp_min(0).sqrt()
         return features[:, None] if features.ndim == 2 else features
+
+    def _both(self, x: Points) -> tuple[Tensor, Tensor]:
+        """The model's outputs and Ψ̃."""
+        with torch.no_grad():
+            if self._head is None:
+                return self._logits(x), self._scaled(self.spectrum(x))
+            parts = [self._head.both(part) for part in x.split(points_at_once(x))]
+            logits = torch.cat([out for out, _ in parts]).double()
+            psi = torch.cat([self.spectrum.rotate(values) for _, values in parts])
+            return _finite(logits), self._scaled(psi)
+
+    def outputs(self, x: Points) -> Outputs:
+        """What the posterior has to know of points: all that calls the model and the network.
+
+        Hyper-parameters can be tried on it at will, by `tune_on` and `probabilities`.
+        """
+        if not hasattr(self, "spectrum"):
+            raise ValueError("call fit(loader) first")
+        x, point = check_points(x, integers=True), self.spectrum.point
+        check_alike(x, point, ("x", "the data of this posterior"))
+        logits, features = self._both(x)
+        tails = self._tails(x, features) if self.tail else None
+        return Outputs(logits, features @ self.basis, tails)
 
     def _information(self, x: Points, logits: Tensor) -> Tensor:
         """Σ_i Ψ̃_iᵀ Λ_i Ψ̃_i, (k, k); for regression with unit noise."""
@@ -161,7 +202,8 @@ class LinearizedLaplace:
         size = min(1024, points_at_once(x))
         parts = zip(x.split(size), logits.split(size), strict=True)
         for points, outputs in parts:
-            features = self._features(points)
+            with torch.no_grad():
+                features = self._scaled(self.spectrum(points))
             weighted = features
             if self.likelihood == "classification":
                 weighted = curvature_product(outputs, features)
@@ -170,66 +212,37 @@ class LinearizedLaplace:
 
     def _by_evidence(self, norm: float, squares: float, rows: int) -> None:
         self.temperature_ = self.temperature or 1.0
+        self.softmax_temperature_ = self.softmax_temperature or 1.0
         scaled = self.curvature / self.temperature_
-        fixed = self.prior_variance
-        self.prior_variance_ = fixed or 1.0
-        if self.likelihood == "classification":
-            if fixed is None:
-                (self.prior_variance_,) = minimise(lambda v: -log_evidence(v, scaled, norm), 1)
-            return
+        data = (squares, rows) if self.likelihood == "regression" else None
+        self.prior_variance_, self.noise_ = by_evidence(scaled, norm, self.prior_variance, data)
 
-        def loss(noise: float, variance: float) -> float:
-            return -log_evidence(variance, scaled, norm, noise, squares, rows)
-
-        if fixed is None:
-            self.noise_, self.prior_variance_ = minimise(loss, 2)
-        else:
-            (self.noise_,) = minimise(lambda noise: loss(noise, fixed), 1)
-
-    def _by_likelihood(self, x: Points, y: Tensor, noise: float) -> None:
-        """σ₀² and τ, or what is open of them, by the held-out likelihood."""
-        logits, features = self._logits(x), self._features(x) @ self.basis
-        y = check_targets(self.likelihood, y, logits)
-        self.noise_ = noise if self.likelihood == "regression" else None
-        tails = self._tails(x, features) if self.tail else None
-        fixed = {"prior_variance": self.prior_variance, "temperature": self.temperature}
+    def tune_on(self, outputs: Outputs, y: Tensor) -> LinearizedLaplace:
+        """`tune`, for held-out points whose outputs are at hand."""
+        y = check_targets(self.likelihood, y, outputs.mean)
+        fixed = {name: getattr(self, name) for name in CHOSEN}
+        if self.softmax_temperature is None:
+            fixed["temperature"] = self.temperature or 1.0
         free = [name for name, value in fixed.items() if value is None]
+        normals = self.weights().normals(outputs, DRAWS)
 
         def loss(*values: float) -> float:
             given = fixed | dict(zip(free, values, strict=True))
-            scales = self._scales(given["prior_variance"], given["temperature"])
-            found = self._posterior(logits, features, scales, given["prior_variance"], tails)
+            weights = self.weights(**given)
             if self.likelihood == "regression":
-                return gaussian_nll(found, y, noise)
-            moved = self._functions(logits, features, scales, found.covariance, DRAWS)
-            return nll(to_probabilities(moved).mean(0), y)
+                return gaussian_nll(weights.gaussian(outputs), y, weights.noise)
+            return nll(weights.probabilities(outputs, "mc", normals), y)
 
-        found = iter(minimise(loss, len(free)) if free else [])  # in the order of `fixed`
-        self.prior_variance_ = self.prior_variance or next(found)
-        self.temperature_ = self.temperature or next(found)
+        found = minimise(loss, len(free)) if free else []
+        for name, value in (fixed | dict(zip(free, found, strict=True))).items():
+            setattr(self, f"{name}_", value)
+        return self
 
-    def _scales(self, prior_variance: Any, temperature: Any) -> Tensor:
-        """The posterior variances of the weights in the basis of H: (h_j/(τσ²) + 1/σ₀²)⁻¹."""
-        return 1 / (self.curvature / (temperature * (self.noise_ or 1.0)) + 1 / prior_variance)
-
-    def _functions(
-        self, mean: Tensor, features: Tensor, scales: Tensor, covariance: Tensor, draws: int
-    ) -> Tensor:
-        """Draws of the outputs, (draws, n, c); without a tail those of whole functions."""
-        generator = torch.Generator().manual_seed(self.seed)
-        shape = (draws, *mean.shape) if self.tail else (draws, len(scales))
-        normals = torch.randn(shape, dtype=torch.float64, generator=generator).to(mean.device)
-        if not self.tail:
-            return mean + torch.einsum("nck,sk->snc", features * scales.sqrt(), normals)
-        values, vectors = torch.linalg.eigh(covariance)
-        root = vectors * values.clamp_min(0).sqrt()[:, None]
-        return mean + torch.einsum("ncd,snd->snc", root, normals)
-
-    def _posterior(
-        self, mean: Tensor, features: Tensor, scales: Tensor, variance: Any, tails: Tensor | None
-    ) -> Gaussian:
-        covariance = torch.einsum("nck,ndk->ncd", features * scales, features)
-        return Gaussian(mean, covariance if tails is None else covariance + variance * tails)
+    def weights(self, **changes: Any) -> WeightPosterior:
+        """The posterior of the weights in the basis of H, with the hyper-parameters as they are."""
+        now = {name: getattr(self, f"{name}_") for name in CHOSEN}
+        noise = 1.0 if self.noise_ is None else self.noise_
+        return WeightPosterior(self.curvature, noise=noise, seed=self.seed, **now | changes)
 
     def _tails(self, x: Points, features: Tensor) -> Tensor:
         """κ(x, x) − Ψ̃Ψ̃ᵀ, (n, c, c), with what is negative cut off."""
@@ -239,18 +252,10 @@ class LinearizedLaplace:
         values, vectors = torch.linalg.eigh((left + left.mT) / 2)
         return (vectors * values.clamp_min(0)[:, None]) @ vectors.mT
 
-    def _rotated(self, x: Points) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs (n, c), Ψ̃ in the basis of H (n, c, k), and the variances of its weights (k,)."""
-        if not hasattr(self, "spectrum"):
-            raise ValueError("call fit(loader) first")
-        scales = self._scales(self.prior_variance_, self.temperature_)
-        return self._logits(x), self._features(x) @ self.basis, scales
-
     def predict(self, x: Points) -> Gaussian:
         """The outputs of the model with their posterior covariance, without observation noise."""
-        logits, features, scales = self._rotated(x)
-        tails = self._tails(x, features) if self.tail else None
-        return self._posterior(logits, features, scales, self.prior_variance_, tails)
+        outputs = self.outputs(x)
+        return self.weights().gaussian(outputs)
 
     def sample(self, x: Points, draws: int = DRAWS) -> Tensor:
         """Outputs from the posterior at the points x: (draws, n, c).
@@ -259,19 +264,21 @@ class LinearizedLaplace:
         whose covariance between points is not at hand, each point is drawn by itself.
         """
         check_count(draws, "draws")
-        logits, features, scales = self._rotated(x)
-        covariance = self.predict(x).covariance if self.tail else logits
-        return self._functions(logits, features, scales, covariance, draws)
+        outputs, weights = self.outputs(x), self.weights()
+        return weights.draw(outputs, weights.normals(outputs, draws))
 
     def predict_proba(self, x: Points, method: str = "mc", draws: int = DRAWS) -> Tensor:
         """Class probabilities (n, c), or (n, 2) of a model with one logit."""
+        return self.probabilities(self.outputs(x), method, draws)
+
+    def probabilities(self, outputs: Outputs, method: str = "mc", draws: int = DRAWS) -> Tensor:
+        """`predict_proba`, for points whose outputs are at hand."""
         if self.likelihood != "classification":
             raise ValueError("a regression has no classes: use predict(x)")
         check_choice(method, "method", METHODS)
-        if method == "mc":
-            return to_probabilities(self.sample(x, draws)).mean(0)
-        found = self.predict(x)
-        return probabilities(found.mean, found.covariance, method)
+        check_count(draws, "draws")
+        weights = self.weights()
+        return weights.probabilities(outputs, method, weights.normals(outputs, draws))
 
     @classmethod
     def paper(
@@ -314,21 +321,19 @@ class LinearizedLaplace:
         posterior = cls(model, header["likelihood"], tail=header["tail"], seed=header["seed"])
         for name in SAVED:
             setattr(posterior, name, header[name])
-        device = next(model.parameters()).device
-        spectrum = {
-            name.removeprefix("spectrum."): value
-            for name, value in tensors.items()
-            if name.startswith("spectrum.")
-        }
-        kind = header["spectrum"]["network_class"]
-        given = {
-            "network": network,
-            "model": posterior.tangent_model if kind == "TangentFunctions" else model,
-        }
-        posterior.spectrum = unpack_spectrum(
-            Path(path), header["spectrum"], spectrum, given, device
-        )
+        device, mark = posterior._device, "spectrum."
+        parts = {n.removeprefix(mark): t for n, t in tensors.items() if n.startswith(mark)}
+        exact = header["spectrum"]["network_class"] == "TangentFunctions"
+        given = {"network": network, "model": posterior.tangent_model if exact else model}
+        posterior._adopt(unpack_spectrum(Path(path), header["spectrum"], parts, given, device))
         posterior.solver = posterior.spectrum
         posterior.curvature = tensors["curvature"].to(device)
         posterior.basis = tensors["basis"].to(device)
         return posterior
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """Outputs (n, c) that are numbers."""
+    if not bool(logits.isfinite().all()):
+        raise ValueError("the model gives NaN or infinite outputs on the data")
+    return logits[:, None] if logits.ndim == 1 else logits

@@ -38,6 +38,27 @@ def log_evidence(
     return value
 
 
+def by_evidence(
+    curvature: Tensor,
+    weight_norm: float,
+    prior_variance: float | None,
+    data: tuple[float, int] | None = None,
+) -> tuple[float, float | None]:
+    """σ₀², where it is not given, and σ² of a regression with (squares, rows) of data."""
+
+    def loss(variance: float, noise: float | None = None) -> float:
+        squares, rows = data or (0.0, 0)
+        return -log_evidence(variance, curvature, weight_norm, noise, squares, rows)
+
+    fixed = prior_variance
+    if data is None:
+        return (minimise(loss, 1)[0] if fixed is None else fixed), None
+    if fixed is None:
+        variance, noise = minimise(loss, 2)
+        return variance, noise
+    return fixed, minimise(lambda noise: loss(fixed, noise), 1)[0]
+
+
 def minimise(
     loss: Callable[..., float], free: int, bounds: tuple[float, float] = (LOWEST, HIGHEST)
 ) -> list[float]:

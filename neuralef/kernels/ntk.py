@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice, check_count, check_points, check_positive
 from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.linalg import random_signs
-from neuralef.networks.precision import fast_products
 from neuralef.networks.tangent import BACKWARD_COST, JACOBIAN_CHUNK, Tangent
 from neuralef.points import Points, needs_gradient
 
@@ -140,14 +139,15 @@ class NTK(Kernel):
             len(x), self.outputs, self.samples, dtype=self.tangent.dtype, device=x.device
         )
         if self.way() == "project":
-            # tensor cores want both factors to lie along the sum
-            signs = self._signs(range(self.samples)).mT.contiguous().mT
+            half = phi.device.type == "cuda" and phi.dtype == torch.float32
+            # V is exact in bfloat16, and the rounding of J averages out over its p columns
+            dtype = torch.bfloat16 if half else phi.dtype
+            signs = self._signs(range(self.samples)).to(dtype)
             start = 0
-            with fast_products():  # V is exact in TF32; its 1e-3 is far below the sampling error
-                for jacobian in self.tangent.chunks(x, self.outputs):
-                    stop = start + len(jacobian)
-                    phi[start:stop] = jacobian @ signs
-                    start = stop
+            for jacobian in self.tangent.chunks(x, self.outputs):
+                stop = start + len(jacobian)
+                phi[start:stop] = jacobian.to(dtype) @ signs
+                start = stop
             return phi
         columns = max(64, JACOBIAN_CHUNK["cpu"] // self.tangent.size // 64 * 64)
         for first in range(0, self.samples, columns):  # only some of V at once

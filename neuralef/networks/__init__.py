@@ -1,5 +1,6 @@
 """Networks: k eigenfunctions as one module, (n, …) ↦ (n, k) or (n, c, k)."""
 
+from neuralef.networks.activations import ActivationHead, Activations
 from neuralef.networks.cnn import SharedCNN, StackedCNN
 from neuralef.networks.mlp import SharedMLP, StackedMLP
 from neuralef.networks.normalization import L2BatchNorm, Normalized
@@ -7,6 +8,8 @@ from neuralef.networks.pretrained import Pretrained
 from neuralef.networks.resnet import ResNet, SharedResNet, StackedResNet
 
 __all__ = [
+    "ActivationHead",
+    "Activations",
     "L2BatchNorm",
     "Normalized",
     "Pretrained",

@@ -16,25 +16,28 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Activations(nn.Module):
-    """x ↦ what a model's layers say of x: the mean of each channel after ReLU, and the outputs.
+    """x ↦ what a model's layers see of x: the mean of each channel they take in, and the outputs.
 
     One forward pass gives these and the model's own output. The model is a frozen copy.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
     >>> Activations(model)(torch.randn(5, 3, 8, 8)).shape
-    torch.Size([5, 18])
+    torch.Size([5, 301])
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         check_model(model)
         self.model = copy.deepcopy(model).requires_grad_(False)
-        layers = [layer for layer in model.modules() if isinstance(layer, LAYERS)]
+        layers = self._layers()
         if not layers:
             raise ValueError(
                 f"{type(model).__name__} has no linear or convolutional layers to look at"
             )
-        self.size = sum(len(layer.weight) for layer in layers)
+        self.size = sum(map(_channels, layers)) + len(layers[-1].weight)
+
+    def _layers(self) -> list[Any]:
+        return [layer for layer in self.model.modules() if isinstance(layer, LAYERS)]
 
     def train(self, mode: bool = True) -> Activations:
         """The model stays in eval mode: it is not what is being trained."""
@@ -45,22 +48,22 @@ class Activations(nn.Module):
     def both(self, x: Points) -> tuple[Tensor, Tensor]:
         """The model's output and the activations (n, a), of one pass."""
         seen: list[Tensor] = []
+        last: tuple[Any, Any] = (None, None)  # a skip connection takes in what its block does
 
-        def look(layer: nn.Module, args: Any, out: Tensor) -> None:
-            channels_last = isinstance(layer, nn.Linear)
-            flat = out.movedim(-1, 1) if channels_last else out
-            seen.append(torch.relu(flat).flatten(2).mean(2) if flat.ndim > 2 else torch.relu(flat))
+        def look(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            nonlocal last
+            if args[0] is not last[0]:
+                taken = args[0].movedim(-1, 1) if isinstance(layer, nn.Linear) else args[0]
+                last = args[0], taken.flatten(2).mean(2) if taken.ndim > 2 else taken
+            seen.append(last[1])
 
-        layers = [layer for layer in self.model.modules() if isinstance(layer, LAYERS)]
-        hooks = [layer.register_forward_hook(look) for layer in layers]
+        hooks = [layer.register_forward_pre_hook(look) for layer in self._layers()]
         try:
             out = self.model(x)
         finally:
             for hook in hooks:
                 hook.remove()
-        # of the last layer the outputs themselves say more than their positive parts
-        seen[-1] = out[:, None] if out.ndim == 1 else out
-        activations = torch.cat(seen, dim=1)
+        activations = torch.cat([*seen, out[:, None] if out.ndim == 1 else out], dim=1)
         if activations.shape[1] != self.size:
             raise ValueError(
                 f"expected each layer of the model to run once and give {self.size} activations in "
@@ -71,6 +74,10 @@ class Activations(nn.Module):
     def forward(self, x: Points) -> Tensor:
         """(n, a)."""
         return self.both(x)[1]
+
+
+def _channels(layer: Any) -> int:
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
 class ActivationHead(nn.Module):
@@ -118,6 +125,11 @@ class ActivationHead(nn.Module):
         with torch.no_grad():
             self.head.standardize(self.activations(x))
 
+    def both(self, x: Points) -> tuple[Tensor, Tensor]:
+        """The model's output and the functions, of one pass."""
+        out, activations = self.activations.both(x)
+        return out, self.head(activations)
+
     def forward(self, x: Points) -> Tensor:
         """(n, k), or (n, c, k) for c outputs."""
-        return self.head(self.activations(x))
+        return self.both(x)[1]

@@ -26,30 +26,23 @@ def differentiable() -> Iterator[None]:
 def full_precision() -> Iterator[None]:
     """No TF32: differences of 1e-5 drown in its rounding of 1e-3."""
     with (
-        _tf32(torch.backends.cudnn, torch.backends.cudnn, "conv", False),
-        _tf32(torch.backends.cuda.matmul, torch.backends.cuda, "matmul", False),
+        _no_tf32(torch.backends.cudnn, torch.backends.cudnn, "conv"),
+        _no_tf32(torch.backends.cuda.matmul, torch.backends.cuda, "matmul"),
     ):
         yield
 
 
 @contextmanager
-def fast_products() -> Iterator[None]:
-    """Products of float32 matrices in TF32 where the device has it."""
-    with _tf32(torch.backends.cuda.matmul, torch.backends.cuda, "matmul", True):
-        yield
-
-
-@contextmanager
-def _tf32(flags: Any, family: Any, operation: str, allowed: bool) -> Iterator[None]:
+def _no_tf32(flags: Any, family: Any, operation: str) -> Iterator[None]:
     if not torch.cuda.is_available():
         yield
         return
-    value: bool | str = allowed
+    value: bool | str = False
     try:
         holder, name, before = flags, "allow_tf32", flags.allow_tf32
     except RuntimeError:  # its user has set the precision by the newer names, which do not mix
         holder, name = getattr(family, operation), "fp32_precision"
-        value, before = ("tf32" if allowed else "ieee"), holder.fp32_precision
+        value, before = "ieee", holder.fp32_precision
     setattr(holder, name, value)
     try:
         yield

@@ -1,0 +1,98 @@
+"""The posterior of k weights, and what it says of a model's outputs.
+
+With Ψ̃ in the basis in which H = Σ Ψ̃ᵀΛΨ̃/τ + I/σ₀² is diagonal, all of it is sums over k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuralef.bayes.likelihood import Gaussian
+from neuralef.bayes.predictive import probabilities, to_probabilities
+
+NUMBERS_AT_ONCE = 2**26  # of a Monte Carlo mean
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a posterior has to know of n points, whatever its hyper-parameters are.
+
+    The model's outputs (n, c), Ψ̃ in the basis of H (n, c, k), and with a tail κ(x, x) − Ψ̃Ψ̃ᵀ
+    (n, c, c). They are indexed and counted like points.
+    """
+
+    mean: Tensor
+    features: Tensor
+    tails: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def __getitem__(self, index: Any) -> Outputs:
+        tails = None if self.tails is None else self.tails[index]
+        return Outputs(self.mean[index], self.features[index], tails)
+
+
+@dataclass(frozen=True)
+class WeightPosterior:
+    """w ~ N(0, diag(h_j/(τσ²) + 1/σ₀²)⁻¹): the weights of f(x) + Ψ̃(x)w, h the curvature (k,).
+
+    >>> posterior = WeightPosterior(torch.ones(1), prior_variance=1.0)
+    >>> posterior.gaussian(Outputs(torch.zeros(1, 1), torch.ones(1, 1, 1))).variance
+    tensor([[0.5000]])
+    """
+
+    curvature: Tensor
+    prior_variance: float
+    temperature: float = 1.0
+    noise: float = 1.0
+    softmax_temperature: float = 1.0
+    seed: int = 0
+
+    @property
+    def variances(self) -> Tensor:
+        """Of the weights, (k,)."""
+        return 1 / (self.curvature / (self.temperature * self.noise) + 1 / self.prior_variance)
+
+    def gaussian(self, outputs: Outputs) -> Gaussian:
+        """The mean and the covariance between the outputs of each point."""
+        features = outputs.features
+        covariance = torch.einsum("nck,ndk->ncd", features * self.variances, features)
+        if outputs.tails is not None:
+            covariance = covariance + self.prior_variance * outputs.tails
+        return Gaussian(outputs.mean, covariance)
+
+    def normals(self, outputs: Outputs, draws: int) -> Tensor:
+        """Random numbers for draws at these points: (draws, k), or with a tail (draws, n, c)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        own = outputs.features.shape[-1:] if outputs.tails is None else outputs.mean.shape
+        numbers = torch.randn(draws, *own, dtype=torch.float64, generator=generator)
+        return numbers.to(outputs.mean.device)
+
+    def draw(self, outputs: Outputs, normals: Tensor) -> Tensor:
+        """Outputs (draws, n, c) from random numbers; without a tail those of whole functions."""
+        if outputs.tails is None:
+            scaled = outputs.features * self.variances.sqrt()
+            return outputs.mean + torch.einsum("nck,sk->snc", scaled, normals)
+        values, vectors = torch.linalg.eigh(self.gaussian(outputs).covariance)
+        root = vectors * values.clamp_min(0).sqrt()[:, None]
+        return outputs.mean + torch.einsum("ncd,snd->snc", root, normals)
+
+    def probabilities(self, outputs: Outputs, method: str, normals: Tensor) -> Tensor:
+        """E softmax(f/T), (n, c), or (n, 2) of one logit: over draws, or in closed form."""
+        size = max(1, NUMBERS_AT_ONCE // (len(normals) * outputs.mean.shape[1]))
+        parts = []
+        for start in range(0, len(outputs), size):
+            part = outputs[start : start + size]
+            if method == "mc":
+                some = normals if outputs.tails is None else normals[:, start : start + size]
+                moved = self.draw(part, some) / self.softmax_temperature
+                parts.append(to_probabilities(moved).mean(0))
+            else:
+                found, t = self.gaussian(part), self.softmax_temperature
+                parts.append(probabilities(found.mean / t, found.covariance / t**2, method))
+        return torch.cat(parts)
