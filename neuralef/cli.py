@@ -25,6 +25,7 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "toy": (),
     "mnist": ("data",),
     "ntk": ("data", "checkpoint"),
+    "laplace": ("data", "checkpoint"),
 }
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
@@ -164,6 +165,48 @@ def fit(
 
 
 @app.command()
+def laplace(
+    checkpoint: Annotated[Path, typer.Argument(help="State dict, .pt or .safetensors.")],
+    out: Out,
+    model: Annotated[
+        str, typer.Option(help="What builds the model: package.module:function.")
+    ],
+    train: Annotated[Path, typer.Option(help=".npz with the training set, arrays x and y.")],
+    test: Annotated[Path, typer.Option(help=".npz with points to report on, x and y.")],
+    tune: Annotated[
+        Path | None, typer.Option(help=".npz with held-out points for σ₀² and τ [the evidence].")
+    ] = None,
+    outside: Annotated[
+        Path | None, typer.Option(help=".npz with foreign points x, to be told by their entropy.")
+    ] = None,
+    likelihood: Annotated[
+        str, typer.Option(help="classification or regression.")
+    ] = "classification",
+    solver: Annotated[str, typer.Option(help="neuralef, distill or exact.")] = "neuralef",
+    k: Annotated[int, typer.Option(help="How many eigenfunctions.")] = 50,
+    steps: Annotated[int | None, typer.Option(help="Of solvers that train [2000].")] = None,
+    tail: Annotated[bool, typer.Option(help="Give back what k functions leave out.")] = False,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    overwrite: Overwrite = False,
+    show_json: Json = False,
+) -> None:  # fmt: skip
+    """Turn a trained model into calibrated predictions: a posterior and how good it is."""
+    _open_run(out, "posterior", overwrite)
+    _check_device(device)
+    from neuralef import tables
+    from neuralef.experiments import posterior as study
+
+    request = study.Request(
+        checkpoint=str(checkpoint), model=model, train=str(train), test=str(test),
+        tune=_name(tune), outside=_name(outside), likelihood=likelihood,
+        solver=solver, k=k, steps=steps, tail=tail, seed=seed,
+    )  # fmt: skip
+    result = study.run(request, out, device, False if show_json else None)
+    _finish(result, show_json, [*tables.posterior(result), f"written to {out}"])
+
+
+@app.command()
 def transform(
     run: Annotated[Path, typer.Argument(help="Folder that `neuralef fit` wrote.")],
     data: Annotated[Path, typer.Argument(help=".npy, .npz, .csv or .parquet, a point per row.")],
@@ -199,18 +242,18 @@ def show(
 
 @app.command()
 def reproduce(
-    study: Annotated[
-        str, typer.Argument(help="Which study of the paper: classic, toy, mnist or ntk.")
-    ],
-    preset: Annotated[str, typer.Option(help="quick, or paper for the full scale.")] = "quick",
+    study: Annotated[str, typer.Argument(help="Which study: classic, toy, mnist, ntk or laplace.")],
+    preset: Annotated[
+        str, typer.Option(help="quick, or paper for the full scale; of laplace also shared.")
+    ] = "quick",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Of mnist and ntk: folder of the published data [$NEURALEF_DATA]."),
+        typer.Option(help="Folder of the published data, where needed [$NEURALEF_DATA]."),
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Of ntk with the paper preset: state dict of a ten-class ResNet-20."),
+        typer.Option(help="State dict of a ResNet, of ntk (paper) and laplace (shared)."),
     ] = None,
     device: Device = "cpu",
     seed: Seed = 0,
@@ -232,7 +275,7 @@ def reproduce(
     _check_device(device)
     from neuralef import tables
 
-    sources = {name: given[name] and str(given[name]) for name in STUDIES[study]}
+    sources = {name: _name(given[name]) for name in STUDIES[study]}
     result = module.run(folder, preset, device, seed, report=_report(show_json), **sources)
     _finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])
 
@@ -255,6 +298,10 @@ def bench(
 
     result = benchmarks.run(only, device, out, report=_report(show_json))
     _finish(result, show_json, tables.bench(result))
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _report(silent: bool) -> Any:

@@ -118,19 +118,34 @@ def accuracy(probabilities: Tensor, labels: Tensor) -> float:
     return float((probabilities.argmax(1) == labels).double().mean())
 
 
+def reliability(
+    probabilities: Tensor, labels: Tensor, bins: int = 15
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Confidence, accuracy and share of the points in equal-width bins of confidence: (bins,) each.
+
+    Empty bins have a share of 0, and NaN for the others.
+
+    >>> reliability(torch.tensor([[0.1, 0.9], [0.4, 0.6]]), torch.tensor([1, 0]), bins=2)[1]
+    tensor([   nan, 0.5000], dtype=torch.float64)
+    """
+    probabilities, labels = _check_probabilities(probabilities, labels)
+    confidence, found = probabilities.max(1)
+    # bins are open on the left, as Guo et al. (2017) have them
+    place = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    right = (found == labels).double()
+    zeros = torch.zeros(3, bins, dtype=torch.float64, device=right.device)
+    sums = zeros.index_add_(1, place, torch.stack([confidence, right, torch.ones_like(right)]))
+    return sums[0] / sums[2], sums[1] / sums[2], sums[2] / len(labels)
+
+
 def ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error: Σ_b |accuracy − confidence| · share, over equal-width bins.
 
     >>> ece(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([1, 0]))
     0.5
     """
-    probabilities, labels = _check_probabilities(probabilities, labels)
-    confidence, found = probabilities.max(1)
-    # bins are open on the left, as Guo et al. (2017) have them
-    place = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    gap = (found == labels).double() - confidence
-    sums = torch.zeros(bins, dtype=torch.float64, device=gap.device).index_add_(0, place, gap)
-    return float(sums.abs().sum() / len(labels))
+    confidence, right, share = reliability(probabilities, labels, bins)
+    return float(((right - confidence).abs() * share).nansum())
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> float:

@@ -204,6 +204,62 @@ def ntk(result: dict[str, Any]) -> Iterator[Table | str]:
     )
 
 
+def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of every posterior, tuned on held-out points and by the evidence, and its times."""
+    config = result["config"]
+    columns = ("method", "NLL", "ECE", "Brier", "AUROC", "AUPR", "NLL evidence", "fit s", "test s",
+               "× MAP")  # fmt: skip
+    for case, measured in result["measured"].items():
+        ways = measured["ways"]
+        usual = _mean(ways["MAP"], "test_seconds")
+        rows = []
+        for name, seeds in ways.items():
+            tuned = [_mean([s["mean"] for s in seeds], key) for key in
+                     ("nll", "ece", "brier", "auroc", "aupr")]  # fmt: skip
+            evidence = [s["evidence"] for s in seeds if "evidence" in s]
+            test = _mean(seeds, "test_seconds")
+            rows.append((
+                name, *(f"{value:.4f}" for value in tuned),
+                f"{_mean(evidence, 'nll'):.4f}" if evidence else "–",
+                f"{_mean(seeds, 'fit_seconds'):.1f}", f"{test:.2f}", f"{test / usual:.2f}",
+            ))  # fmt: skip
+        yield _table(
+            f"{case}: tuned on {config['held']} test points, scored on the others, mean of "
+            f"{config['folds']} folds", columns, rows,
+        )  # fmt: skip
+    missing = [name for name in config["rivals"] if name not in ways]
+    if missing:
+        yield (
+            f"left out: {', '.join(missing)}; they need laplace-torch, pip install "
+            "'neuralef\\[compare]'"
+        )
+
+
+def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of a model and of its posterior."""
+    measured = result["measured"]
+    names = [name for name in ("model", "posterior") if name in measured]
+    keys = [
+        key for key in ("nll", "accuracy", "ece", "brier", "auroc", "aupr", "rmse", "mean_spread")
+        if key in measured["posterior"]
+    ]  # fmt: skip
+    rows = [(name, *(f"{measured[name][key]:.4f}" for key in keys)) for name in names]
+    columns = ["method", *(key.replace("_", " ") for key in keys)]
+    yield _table(f"on {result['config']['test']}", columns, rows)
+    chosen = f"σ₀² = {measured['prior_variance']:.3g}, τ = {measured['temperature']:.3g}"
+    if measured["noise"] is not None:
+        chosen += f", noise σ² = {measured['noise']:.3g}"
+        held = dict(zip(measured["posterior"]["levels"], measured["posterior"]["coverage"],
+                        strict=True))  # fmt: skip
+        yield f"intervals that should hold 50 / 95 % hold {held[0.5]:.1%} / {held[0.95]:.1%}"
+    how = "the held-out points" if result["config"]["tune"] else "the evidence"
+    yield f"{chosen}, by {how}; fitted in {measured['fit_seconds']:.1f} s"
+
+
+def _mean(records: list[dict[str, Any]], key: str) -> float:
+    return sum(record[key] for record in records) / len(records)
+
+
 def _spread(values: list[float], scale: float = 1.0) -> str:
     mean = sum(values) / len(values)
     spread = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
@@ -214,7 +270,7 @@ def any_result(result: dict[str, Any]) -> Iterator[Table | str]:
     """The tables of whatever run this is."""
     tables = {
         "demo": demo, "fit": fit, "classic": classic, "toy": toy, "mnist": mnist, "ntk": ntk,
-        "bench": bench,
+        "laplace": laplace, "posterior": posterior, "bench": bench,
     }  # fmt: skip
     if result["experiment"] not in tables:
         raise ValueError(f"no table for a result of {result['experiment']!r}; use --json")

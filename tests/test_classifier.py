@@ -105,3 +105,40 @@ def test_accuracy_by_hand():
     assert accuracy(Fixed(), logits, labels) == 0.75
     many = torch.arange(2500)[:, None].float() - 1000.5  # more than a part
     assert accuracy(Fixed(), many, (many[:, 0] > 0).long()) == 1
+
+
+@pytest.mark.parametrize("schedule", ["cycle", "steps"])
+def test_an_interrupted_training_goes_on_as_if_nothing_had_happened(
+    schedule, tmp_path, monkeypatch
+):
+    from neuralef.experiments import classifier
+
+    monkeypatch.setattr(classifier, "SAVE_EVERY", -1.0)
+    path, given = tmp_path / "c.safetensors", {"schedule": schedule, "epochs": 3}
+    whole = train(**given)
+
+    seen = []
+
+    def stop(line):
+        seen.append(line)
+        if len(seen) == 2:  # in the second epoch, of which nothing is kept
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(**given, checkpoint=path, report=stop)
+    resumed = train(**given, checkpoint=path)
+    again = train(**given, checkpoint=path)  # only read
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+        assert torch.equal(value, again.state_dict()[name]), name
+    with pytest.raises(ValueError, match="other settings"):
+        train(schedule=schedule, epochs=4, checkpoint=path)
+
+
+def test_the_papers_schedule_steps_down_twice():
+    from neuralef.experiments.classifier import SCHEDULES
+
+    factor, nesterov = SCHEDULES["steps"]
+    found = [factor(epoch / 150) for epoch in (0, 79, 80, 119, 120, 149)]
+    assert found == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert not nesterov

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_count
+from neuralef.checks import check_choice, check_count
 from neuralef.data.augment import crop_and_flip
+from neuralef.files import read_tensors, write_tensors
 
 WARM_UP = 3  # steps before one is captured in a CUDA graph
+SAVE_EVERY = 30.0  # seconds between checkpoints
+CLASSIFIER = "neuralef classifier 1"
+# share of the training ↦ factor of the learning rate; and whether the momentum is Nesterov's
+SCHEDULES: dict[str, tuple[Callable[[float], float], bool]] = {
+    # up to 1 over a quarter of the time, then down to 0, by cosines
+    "cycle": (lambda t: _rise(t / 0.25 if t < 0.25 else 1 - (t - 0.25) / 0.75), True),
+    # of the paper: a tenth after 80 and after 120 of 150 epochs
+    "steps": (lambda t: 0.1 ** ((t >= 80 / 150) + (t >= 120 / 150)), False),
+}
+
+
+def _rise(t: float) -> float:
+    return (1 - math.cos(math.pi * t)) / 2
 
 
 def train_classifier(
@@ -23,69 +40,112 @@ def train_classifier(
     batch_size: int = 128,
     learning_rate: float = 0.1,
     weight_decay: float = 5e-4,
+    schedule: str = "cycle",
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
+    checkpoint: Path | None = None,
 ) -> nn.Module:
-    """SGD with Nesterov's momentum, one cycle of the rate, on crops and mirror images.
+    """SGD with momentum on crops and mirror images; on a GPU each step is one captured graph.
 
-    A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax. On a
-    GPU the whole step, augmentation and all, is one captured graph in bfloat16.
+    A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax. The
+    `schedule` is one cycle of the rate with Nesterov's momentum, or the steps of the paper. With a
+    `checkpoint` an interrupted training goes on from there, and one that is over is only read.
     """
-    cuda = x.device.type == "cuda"
+    check_choice(schedule, "schedule", tuple(SCHEDULES))
+    check_count(epochs, "epochs")
     per_epoch = len(x) // batch_size
-    steps = check_count(epochs, "epochs") * per_epoch
     if not per_epoch:
         raise ValueError(f"{len(x)} images are fewer than a batch of {batch_size}")
-    rate = torch.tensor(learning_rate, device=x.device)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=rate, momentum=0.9, nesterov=True, weight_decay=weight_decay,
-        fused=cuda or None,
-    )  # fmt: skip
-    index = torch.zeros(batch_size, dtype=torch.long, device=x.device)
-    loss = torch.zeros((), device=x.device)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=cuda, cache_enabled=False):
-            logits = model(crop_and_flip(x[index]))
-        value = _loss(logits.float(), labels[index])
-        value.backward()
-        optimizer.step()
-        loss.lerp_(value.detach(), 0.05)
-
+    factor, nesterov = SCHEDULES[schedule]
+    training = _Training(model, x, labels, batch_size, weight_decay, nesterov)
+    settings = {
+        "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
+        "weight_decay": weight_decay, "schedule": schedule, "seed": seed, "images": len(x),
+    }  # fmt: skip
+    first = 0 if checkpoint is None else training.load(checkpoint, settings)
+    saved = time.monotonic()
     model.train()
-    devices = [x.device] if cuda else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        graph = None
-        for number in range(steps):
-            epoch, position = divmod(number, per_epoch)
-            if position == 0:
-                order = torch.randperm(len(x), device=x.device)
-            index.copy_(order[position * batch_size : (position + 1) * batch_size])
-            rate.fill_(learning_rate * _one_cycle(number / steps))
-            if cuda and number == WARM_UP:
-                graph = _capture(step)
-            if graph is None:
-                step()
-            else:
-                graph.replay()
-            if position == per_epoch - 1 and (epoch + 1) % max(1, epochs // 5) == 0:
-                report(f"classifier: epoch {epoch + 1} of {epochs}, loss {float(loss):.3f}")
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        for epoch in range(first, epochs):
+            # an epoch's random numbers are its own, so that a training that goes on is the same
+            torch.manual_seed((seed * 0x9E3779B97F4A7C15 + epoch) % 2**63)
+            order = torch.randperm(len(x), device=x.device)
+            for position in range(per_epoch):
+                share = (epoch * per_epoch + position) / (epochs * per_epoch)
+                index = order[position * batch_size : (position + 1) * batch_size]
+                training.step(index, learning_rate * factor(share))
+            done = epoch + 1
+            if done % max(1, epochs // 5) == 0:
+                report(f"classifier: epoch {done} of {epochs}, loss {float(training.loss):.3f}")
+            late = time.monotonic() - saved > SAVE_EVERY
+            if checkpoint is not None and (late or done == epochs):
+                training.save(checkpoint, settings, done)
+                saved = time.monotonic()
     return model.eval()
 
 
-def _one_cycle(t: float) -> float:
-    """Up to 1 over a quarter of the time, then down to 0, by cosines."""
-    return (1 - math.cos(math.pi * (t / 0.25 if t < 0.25 else 1 - (t - 0.25) / 0.75))) / 2
+class _Training:
+    """A model, its optimizer, and one step, which a GPU replays."""
 
+    def __init__(
+        self, model: nn.Module, x: Tensor, labels: Tensor, batch_size: int, weight_decay: float,
+        nesterov: bool,
+    ) -> None:  # fmt: skip
+        self.model, self.x, self.labels = model, x, labels
+        self.rate = torch.zeros((), device=x.device)
+        self.optimizer = torch.optim.SGD(
+            model.parameters(), lr=self.rate, momentum=0.9, nesterov=nesterov,
+            weight_decay=weight_decay, fused=x.is_cuda or None,
+        )  # fmt: skip
+        self.index = torch.zeros(batch_size, dtype=torch.long, device=x.device)
+        self.loss = torch.zeros((), device=x.device)
+        self.done, self.graph = 0, torch.cuda.CUDAGraph() if x.is_cuda else None
 
-def _capture(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
+    def step(self, index: Tensor, rate: float) -> None:
+        """Descend the loss of some images."""
+        self.index.copy_(index)
+        self.rate.fill_(rate)
+        if self.graph is None or self.done < WARM_UP:
+            self._run()
+        else:
+            if self.done == WARM_UP:
+                torch.cuda.synchronize()
+                with torch.cuda.graph(self.graph):
+                    self._run()
+            self.graph.replay()
+        self.done += 1
+
+    def _run(self) -> None:
+        kind = self.x.device.type
+        self.optimizer.zero_grad()
+        with torch.autocast(kind, torch.bfloat16, enabled=self.x.is_cuda, cache_enabled=False):
+            logits = self.model(crop_and_flip(self.x[self.index]))
+        value = _loss(logits.float(), self.labels[self.index])
+        value.backward()
+        self.optimizer.step()
+        self.loss.lerp_(value.detach(), 0.05)
+
+    def save(self, path: Path, settings: dict[str, Any], epoch: int) -> None:
+        """Write the weights and the momentum."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, value in self.model.named_parameters():
+            tensors[f"momentum.{name}"] = self.optimizer.state[value]["momentum_buffer"]
+        write_tensors(path, CLASSIFIER, settings | {"epoch": epoch}, tensors)
+
+    def load(self, path: Path, settings: dict[str, Any]) -> int:
+        """Read a checkpoint, if there is one; returns the epochs that are over."""
+        if not path.exists():
+            return 0
+        header, tensors = read_tensors(path, CLASSIFIER)
+        if {name: header.get(name) for name in settings} != settings:
+            raise ValueError(f"{path} belongs to a training with other settings: remove it")
+        mark = "model."
+        state = {n.removeprefix(mark): t for n, t in tensors.items() if n.startswith(mark)}
+        self.model.load_state_dict(state)
+        for name, value in self.model.named_parameters():
+            buffer = tensors[f"momentum.{name}"].to(value.device)
+            self.optimizer.state[value]["momentum_buffer"] = buffer
+        return int(header["epoch"])
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,18 +1,24 @@
 """A result in, a Figure out: these functions draw and compute nothing."""
 
+from neuralef.plots.bayes import coverage, entropies, laplace_figures, reliability, uncertainty
 from neuralef.plots.classic import all_functions, cost, demo, errors, figure2, spectrum
 from neuralef.plots.modern import figure3, figure5, figure6, mnist_accuracy, mnist_projection
 
 __all__ = [
     "all_functions",
     "cost",
+    "coverage",
     "demo",
+    "entropies",
     "errors",
     "figure2",
     "figure3",
     "figure5",
     "figure6",
+    "laplace_figures",
     "mnist_accuracy",
     "mnist_projection",
+    "reliability",
     "spectrum",
+    "uncertainty",
 ]

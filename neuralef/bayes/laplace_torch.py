@@ -1,0 +1,278 @@
+"""The posteriors of the package laplace-torch, under the interface of `LinearizedLaplace`."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.utils.data import DataLoader, TensorDataset
+
+from neuralef.bayes.baselines import MAP
+from neuralef.bayes.likelihood import Gaussian
+from neuralef.bayes.predictive import to_probabilities
+from neuralef.bayes.tuning import minimise
+from neuralef.checks import check_choice, check_count, check_positive
+from neuralef.metrics import nll
+from neuralef.networks.folding import fold_batch_norm
+from neuralef.networks.precision import differentiable
+from neuralef.networks.tangent import JACOBIAN_CHUNK, Tangent
+from neuralef.networks.trial import device_kind
+from neuralef.points import Points
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+AT_ONCE = 1024  # points of one Monte Carlo mean
+METHODS = {  # whose weights laplace-torch treats, and how
+    "last-layer": ("last_layer", "full"), "diagonal": ("all", "diag"), "kfac": ("all", "kron"),
+    "full": ("all", "full"), "ella": ("all", "gp"), "valla": ("all", "gp"),
+}  # fmt: skip
+
+
+class LaplaceTorch(MAP):
+    """A posterior of the package laplace-torch: cov f(x) = J(x) (H + δI)⁻¹ J(x)ᵀ.
+
+    E. Daxberger et al., NeurIPS 2021. `method` says what stands for H = Σ_i J_iᵀ Λ_i J_i: all of it
+    ("full"), its diagonal, its Kronecker factors, that of the last layer, K = 20 Nyström functions
+    ("ella", Deng et al. 2022), or inducing points ("valla", Ortega et al. 2024), trained until
+    their `iterations` or `seconds` are over: `complete_` says which, `epochs_` how often they saw
+    the data. δ is `prior_precision`, or chosen in `fit` and found as `prior_precision_`. `options`
+    are laplace-torch's, such as `temperature`, `n_eigenvalues` and `num_inducing`.
+
+    >>> x, y = torch.randn(60, 2), torch.arange(60) % 3
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+    >>> LaplaceTorch(model, "kfac").fit([(x, y)]).predict_proba(x).shape  # doctest: +SKIP
+    torch.Size([60, 3])
+    """
+
+    prior_precision_, epochs_, complete_ = 1.0, 1.0, True
+    _posterior: Any = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: str,
+        prior_precision: float | None = None,
+        draws: int = 256,
+        seed: int = 0,
+        batch_size: int | None = None,
+        iterations: int = 40_000,
+        seconds: float = 600.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(model)
+        check_choice(method, "method", tuple(METHODS))
+        try:
+            import laplace  # noqa: F401
+        except ImportError as error:
+            raise ImportError(f"{error}: pip install 'neuralef[compare]' first") from error
+        if prior_precision is not None:
+            check_positive(prior_precision, "prior_precision")
+        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
+        self.method, self.prior_precision, self.options = method, prior_precision, options
+        self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
+        self.iterations = check_count(iterations, "iterations")
+        self.seconds = check_positive(seconds, "seconds")
+
+    def fit(self, loader: Iterable[Any], tune: Iterable[Any] | None = None) -> Self:
+        """The curvature, then δ by the likelihood of `tune`, or else by the marginal likelihood."""
+        given = self.prior_precision is not None
+        if self.method == "ella" and tune is None and not given:
+            raise ValueError("ELLA has no marginal likelihood: pass tune=… or prior_precision=…")
+        x, y, logits = self._collect(loader, "loader")
+        if not isinstance(x, Tensor) or logits.shape[1] < 2:
+            raise ValueError(
+                f"expected a tensor and two logits, got {type(x).__name__} and {logits.shape[1]}: "
+                "make one tensor of the points, and of one logit f the two 0 and f"
+            )
+        # Batch norms have no Kronecker factors; a last layer does not see them.
+        last = self.method == "last-layer"
+        network = copy.deepcopy(self.model) if last else fold_batch_norm(self.model)
+        numbers = logits.shape[1] * sum(value.numel() for value in network.parameters())
+        self._at_once = self.batch_size or max(1, JACOBIAN_CHUNK[device_kind(x)] // numbers)
+        self.prior_precision_ = self.prior_precision or 1.0
+        self._posterior = self._make(network, len(x))
+        if self.method == "valla":
+            self._train(_Rows(x, y))
+        else:
+            self._posterior.fit(DataLoader(_Rows(x, y), self._at_once, collate_fn=tuple))
+        if tune is not None:
+            return self.tune(tune)
+        if self.method != "valla" and not given:  # it has learned δ with the rest
+            evidence = self._posterior.log_marginal_likelihood
+            (self.prior_precision_,) = minimise(lambda value: -float(evidence(value)), 1)
+        return self
+
+    def _make(self, network: nn.Module, n: int) -> Any:
+        from laplace import Laplace
+
+        settings: dict[str, Any] = {"prior_precision": self.prior_precision_}
+        settings["backend"] = _backend(None if self.method == "last-layer" else Tangent(network))
+        if self.method == "ella":
+            settings |= {"functional_approximation": "nystrom", "seed": self.seed}
+            settings |= {"subsample_size": min(2000, n), "n_eigenvalues": 20}
+        if self.method == "valla":
+            settings |= {"functional_approximation": "variational", "seed": self.seed}
+            settings |= {"inducing_locations": "random", "num_inducing": min(100, n)}
+        return Laplace(network, "classification", *METHODS[self.method], **settings | self.options)
+
+    def _train(self, rows: _Rows) -> None:
+        """Descend VaLLA's objective until its iterations or its seconds are over."""
+        batches: DataLoader = DataLoader(
+            rows, self.batch_size or min(self._at_once, 100), shuffle=True, collate_fn=tuple,
+            generator=torch.Generator().manual_seed(self.seed),
+        )  # fmt: skip
+        precision = self._posterior.log_prior_precision
+        precision.requires_grad_(self.prior_precision is None)  # what is given is not learned
+        rows.end = time.monotonic() + self.seconds
+        try:
+            self._posterior.fit(batches, iterations=self.iterations)
+        except TimeoutError:
+            if not self._posterior.fit_history_["objective"]:
+                raise
+            self._posterior._fitted = True  # as far as it came it is a posterior as well
+        steps = len(self._posterior.fit_history_["objective"])
+        self.epochs_, self.complete_ = steps / len(batches), steps == self.iterations
+        self.prior_precision_ = self.prior_precision or float(precision.detach().exp())
+
+    def outputs(self, x: Points) -> Lazy:
+        """The points, whose Gaussians are made for a prior precision when it is first asked for."""
+        return Lazy(partial(self.gaussians, x), torch.arange(len(x), device=x.device))
+
+    def tune_on(self, outputs: Lazy, y: Tensor) -> Self:
+        """`tune`, for points whose outputs are at hand: δ by decades, then finer about the best."""
+        if self.prior_precision is not None:
+            return self
+        tried: dict[int, float] = {}  # by exponents in 64ths of a decade, which all folds share
+        grid = range(-6 * 64, 9 * 64, 64)
+        for step in (16, 4, 1):
+            found = outputs.gaussians([10 ** (i / 64) for i in grid])
+            for i, some in zip(grid, found, strict=True):
+                known = bool(some.covariance.isfinite().all())
+                tried[i] = nll(self._mean(some), y) if known else math.inf
+            best = min(tried, key=tried.__getitem__)
+            grid = range(best - 3 * step, best + 4 * step, step)
+        self.prior_precision_ = 10 ** (best / 64)
+        return self
+
+    @torch.no_grad()
+    def gaussians(self, x: Points, prior_precisions: Sequence[float]) -> list[Gaussian]:
+        """The outputs for each prior precision, without refitting; NaN where H + δI is singular."""
+        if self._posterior is None:
+            raise ValueError("call fit(loader) first")
+        way = "last_layer_jacobians" if self.method == "last-layer" else "jacobians"
+        means, parts = [], []
+        for points in x.split(self._at_once):
+            jacobians, mean = getattr(self._posterior.backend, way)(points)
+            means.append(mean.double())
+            parts.append([self._covariance(jacobians, value) for value in prior_precisions])
+        mean = torch.cat(means)
+        return [Gaussian(mean, torch.cat(blocks)) for blocks in zip(*parts, strict=True)]
+
+    def _covariance(self, jacobians: Tensor, prior_precision: float) -> Tensor:
+        self._posterior.prior_precision = prior_precision
+        try:
+            return self._posterior.functional_variance(jacobians).double()
+        except torch.linalg.LinAlgError:
+            return (jacobians @ jacobians.mT).double() * math.nan
+
+    def predict(self, x: Points) -> Gaussian:
+        """The outputs of the model with their posterior covariance."""
+        return self._gaussian(self.outputs(x))
+
+    def _gaussian(self, outputs: Lazy) -> Gaussian:
+        (found,) = outputs.gaussians([self.prior_precision_])
+        if not bool(found.covariance.isfinite().all()):
+            raise ValueError(
+                f"H + δI is singular with a prior precision δ of {self.prior_precision_:.3g}: pass "
+                "a larger one, or the model in float64"
+            )
+        return found
+
+    def probabilities(self, outputs: Lazy) -> Tensor:
+        """E softmax(f) over `draws` draws, which are the same for all points."""
+        return self._mean(self._gaussian(outputs))
+
+    def _mean(self, found: Gaussian) -> Tensor:
+        shape = (self.draws, found.mean.shape[1])
+        generator = torch.Generator().manual_seed(self.seed)
+        normals = torch.randn(shape, dtype=torch.float64, generator=generator).to(found.mean.device)
+        values, vectors = torch.linalg.eigh(found.covariance)
+        roots = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
+        parts = [
+            to_probabilities(mean + torch.einsum("ncd,sd->snc", root, normals)).mean(0)
+            for mean, root in zip(found.mean.split(AT_ONCE), roots.split(AT_ONCE), strict=True)
+        ]
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """Points by their index, and the Gaussians of all of them that were asked for by now.
+
+    Some of the points share what is known, so that folds ask for each prior precision but once.
+    """
+
+    make: Callable[[Sequence[float]], list[Gaussian]]
+    index: Tensor
+    known: dict[float, Gaussian] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, index: Any) -> Lazy:
+        return Lazy(self.make, self.index[index], self.known)
+
+    def gaussians(self, prior_precisions: Sequence[float]) -> list[Gaussian]:
+        """One for each prior precision."""
+        new = [value for value in prior_precisions if value not in self.known]
+        self.known.update(zip(new, self.make(new) if new else [], strict=True))
+        found = [self.known[value] for value in prior_precisions]
+        return [Gaussian(some.mean[self.index], some.covariance[self.index]) for some in found]
+
+
+def _backend(tangent: Any) -> type:
+    """The curvature by curvlinops, with Jacobians whose cost is linear in the number of points."""
+    from laplace.curvature import CurvlinopsGGN, GGNInterface
+
+    class Backend(CurvlinopsGGN):
+        full = GGNInterface.full  # curvlinops' passes through the network for each parameter
+
+        def jacobians(self, x: Tensor, enable_backprop: bool = False) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                return tangent.jacobian(x), self.model(x)
+
+        def selected_output_jacobians(
+            self, x: Tensor, outputs: Tensor, enable_backprop: bool = False
+        ) -> tuple[Tensor, Tensor]:
+            """Of one output a point, (n, 1, p), differentiable in the points."""
+            values = self.model(x).detach()
+            picks = nn.functional.one_hot(outputs, values.shape[1]).to(values)
+
+            def one(weights: dict[str, Tensor], point: Tensor, pick: Tensor) -> Tensor:
+                return tangent.values(weights, point[None])[0] @ pick
+
+            with differentiable():
+                parts = vmap(grad(one), in_dims=(None, 0, 0))(tangent.weights(), x, picks)
+            return torch.cat([part.flatten(1) for part in parts.values()], dim=1)[:, None], values
+
+    return Backend
+
+
+class _Rows(TensorDataset):
+    """Points and labels, taken a batch at a time and not one by one, until time is up."""
+
+    end = math.inf
+
+    def __getitems__(self, index: list[int]) -> tuple[Tensor, ...]:
+        if time.monotonic() > self.end:
+            raise TimeoutError("no step was made in the seconds given: give more")
+        return self[index]

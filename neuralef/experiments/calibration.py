@@ -1,0 +1,87 @@
+"""How well calibrated a posterior is: scores, folds of held-out points, and pictures of both."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from neuralef import metrics
+
+BINS = 40  # of the histograms of entropy
+
+
+class Tunable(Protocol):
+    """A posterior whose hyper-parameters can be tried on outputs that are at hand."""
+
+    def outputs(self, x: Any) -> Any:
+        """All that has to be known of points, counted and indexed like them."""
+
+    def tune_on(self, outputs: Any, y: Tensor) -> Any:
+        """Choose the hyper-parameters on held-out points."""
+
+    def probabilities(self, outputs: Any) -> Tensor:
+        """Class probabilities (n, c)."""
+
+
+def scores(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[str, float]:
+    """Every measure of class probabilities p (n, c); `outside` are those of foreign points."""
+    found = {
+        "nll": metrics.nll(p, labels),
+        "accuracy": metrics.accuracy(p, labels),
+        "ece": metrics.ece(p, labels),
+        "brier": metrics.brier(p, labels),
+    }
+    if outside is not None:
+        entropies = metrics.entropy(p), metrics.entropy(outside)
+        found |= {"auroc": metrics.auroc(*entropies), "aupr": metrics.aupr(*entropies)}
+    return found
+
+
+def over_folds(
+    posterior: Tunable, outputs: Any, labels: Tensor, outside: Any, held: int, folds: int, seed: int
+) -> dict[str, Any]:
+    """Tune on `held` of the points, score on the rest; means and spreads over disjoint folds.
+
+    The picture is that of the last fold.
+    """
+    if held * folds > len(labels) or held == len(labels):
+        raise ValueError(f"{folds} folds of {held} points need more than {len(labels)}")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    order = order.to(labels.device)
+    found = []
+    for fold in range(folds):
+        chosen = order[fold * held : (fold + 1) * held]
+        rest = torch.cat([order[: fold * held], order[(fold + 1) * held :]])
+        posterior.tune_on(outputs[chosen], labels[chosen])
+        p = posterior.probabilities(outputs[rest])
+        p_outside = None if outside is None else posterior.probabilities(outside)
+        found.append(scores(p, labels[rest], p_outside))
+        drawn = picture(p, labels[rest], p_outside)
+    values = {name: torch.tensor([f[name] for f in found]).double() for name in found[0]}
+    return {
+        "mean": {name: float(value.mean()) for name, value in values.items()},
+        "spread": {name: float(value.std(correction=0)) for name, value in values.items()},
+        "picture": drawn,
+    }
+
+
+def picture(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[str, Any]:
+    """A reliability diagram and histograms of entropy, as numbers."""
+    confidence, right, share = (v.tolist() for v in metrics.reliability(p, labels))
+    top = float(torch.tensor(float(p.shape[1])).log())
+
+    def counts(values: Tensor) -> list[int]:
+        return torch.histc(values.float().cpu().clamp(0, top), BINS, 0, top).int().tolist()
+
+    found: dict[str, Any] = {
+        "confidence": [round(v, 5) if w else None for v, w in zip(confidence, share, strict=True)],
+        "accuracy": [round(v, 5) if w else None for v, w in zip(right, share, strict=True)],
+        "share": [round(w, 5) for w in share],
+        "highest_entropy": top,
+        "inside": counts(metrics.entropy(p)),
+    }
+    if outside is not None:
+        found["outside"] = counts(metrics.entropy(outside))
+    return found

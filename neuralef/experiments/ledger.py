@@ -1,0 +1,39 @@
+"""What a long study has measured so far, so that an interrupted one goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from neuralef.files import write_json
+
+
+class Ledger:
+    """Records by their names in a JSON file, of a run with given settings."""
+
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
+        self.path = path
+        config = json.loads(json.dumps(config))
+        self.content: dict[str, Any] = {"config": config, "records": {}, "seconds": {}}
+        if path.exists():
+            found = json.loads(path.read_text())
+            if found["config"] != config:
+                raise ValueError(f"{path} belongs to a run with other settings: remove it")
+            self.content = found
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.content["records"]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.content["records"][key]
+
+    def seconds(self, name: str) -> dict[str, float]:
+        """Of the parts that the posteriors of a case share."""
+        return self.content["seconds"].get(name, {})
+
+    def write(self, key: str, record: Any, name: str, seconds: dict[str, float]) -> None:
+        """Keep a record, on disk."""
+        self.content["records"][key] = record
+        self.content["seconds"][name] = dict(seconds)
+        write_json(self.path, self.content)

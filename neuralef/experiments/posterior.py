@@ -1,0 +1,207 @@
+"""`neuralef laplace`: a trained model and its data in, a posterior and a report out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.bayes import LinearizedLaplace
+from neuralef.bayes.baselines import MAP
+from neuralef.bayes.likelihood import gaussian_nll
+from neuralef.checks import check_choice
+from neuralef.data.tables import read_table
+from neuralef.experiments.calibration import picture, scores
+from neuralef.experiments.device import timed
+from neuralef.experiments.record import write_figure, write_result
+from neuralef.solvers import Distill, NeuralEF, Solver, Subspace
+
+SOLVERS: dict[str, Callable[..., Solver]] = {
+    "neuralef": NeuralEF,
+    "distill": Distill,
+    "exact": Subspace,
+}
+LEVELS = tuple(i / 20 for i in range(1, 20))  # of intervals whose coverage is counted
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `neuralef laplace` was asked for."""
+
+    checkpoint: str
+    model: str
+    train: str
+    test: str
+    tune: str | None = None
+    outside: str | None = None
+    likelihood: str = "classification"
+    solver: str = "neuralef"
+    k: int = 50
+    steps: int | None = None
+    tail: bool = False
+    seed: int = 0
+
+    def make_solver(self, progress: bool | None) -> Solver:
+        """The solver, with the number of steps if it trains."""
+        check_choice(self.solver, "solver", tuple(SOLVERS))
+        if self.solver == "exact":
+            if self.steps is not None:
+                raise ValueError("the exact solver does not train: it takes no --steps")
+            return Subspace(self.k, seed=self.seed)
+        steps = {} if self.steps is None else {"steps": self.steps}
+        return SOLVERS[self.solver](self.k, seed=self.seed, progress=progress, **steps)
+
+
+def make_model(factory: str, checkpoint: str, device: str) -> nn.Module:
+    """The module that package.module:function builds, with the weights of a state dict."""
+    module_name, _, name = factory.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"expected a model as package.module:function, got {factory!r}")
+    if os.getcwd() not in sys.path:  # a script beside the data is a module, too
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot find {factory}: {error}") from error
+    model = function() if callable(function) else function
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{factory} must build a torch module, got {type(model).__name__}")
+    state = read_state(checkpoint)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:300]
+        raise ValueError(f"{checkpoint} does not fit {factory}: {said}") from error
+    return model.to(device).eval()
+
+
+def read_state(path: str) -> dict[str, Tensor]:
+    """A state dict from .safetensors or .pt, there perhaps under the key "state_dict"."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no such checkpoint: {path}")
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError, EOFError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"cannot read {path}: expected the tensors of a state dict and nothing else, "
+            f"torch.save(model.state_dict(), path); {' '.join(str(error).split())[:150]}"
+        ) from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{path} is no state dict, but {type(state).__name__}")
+    return state
+
+
+def read_points(path: str, model: nn.Module) -> Tensor:
+    """The array x of an .npz: numbers in the model's dtype, whole numbers as token ids."""
+    parameter = next(model.parameters())
+    x = torch.from_numpy(read_table(path, "x"))
+    return x.to(parameter.device, parameter.dtype if x.is_floating_point() else torch.int64)
+
+
+def read_pairs(path: str, model: nn.Module, likelihood: str) -> Pair:
+    """The arrays x and y of an .npz, a point per row."""
+    if not path.endswith(".npz"):
+        raise ValueError(f"{path}: expected an .npz with the arrays x and y, a point per row")
+    x, y = read_points(path, model), torch.from_numpy(read_table(path, "y"))
+    if len(x) != len(y):
+        raise ValueError(f"{path} holds {len(x)} points but {len(y)} targets")
+    return x, (y[:, 0] if likelihood == "classification" and y.shape[1:] == (1,) else y).to(
+        x.device
+    )
+
+
+def classification_report(
+    posterior: LinearizedLaplace, model: nn.Module, test: Pair, outside: Tensor | None
+) -> dict[str, Any]:
+    """Scores and pictures of the model itself and of its posterior."""
+    found: dict[str, Any] = {}
+    x, y = test
+    for name, way in (("model", MAP(model)), ("posterior", posterior)):
+        p, seconds = timed(way.predict_proba, x)
+        foreign = None if outside is None else way.predict_proba(outside)
+        drawn = picture(p, y.long(), foreign)
+        found[name] = scores(p, y.long(), foreign) | {"seconds": seconds, "picture": drawn}
+    return found
+
+
+def regression_report(posterior: LinearizedLaplace, test: Pair) -> dict[str, Any]:
+    """How wide the errors are, and how often intervals hold what they should."""
+    x, y = test
+    found, seconds = timed(posterior.predict, x)
+    y = y.double().reshape(found.mean.shape)
+    noise = posterior.noise_ or 0.0
+    spread = (found.variance + noise).sqrt()
+    score = (y - found.mean).abs() / spread
+    normal = torch.distributions.Normal(0.0, 1.0)
+    widths = [float(normal.icdf(torch.tensor(0.5 + level / 2))) for level in LEVELS]
+    return {
+        "posterior": {
+            "nll": gaussian_nll(found, y, noise),
+            "rmse": float((y - found.mean).square().mean().sqrt()),
+            "mean_spread": float(spread.mean()),
+            "levels": list(LEVELS),
+            "coverage": [float((score <= width).double().mean()) for width in widths],
+            "seconds": seconds,
+        }
+    }
+
+
+def run(
+    request: Request, out: Path, device: str = "cpu", progress: bool | None = None
+) -> dict[str, Any]:
+    """Fit the posterior, save it in the folder `out`, and report how calibrated it is."""
+    from neuralef import plots
+
+    solver = request.make_solver(progress)
+    model = make_model(request.model, request.checkpoint, device)
+    read = {"train": request.train, "test": request.test, "tune": request.tune}
+    pairs = {
+        name: read_pairs(path, model, request.likelihood)
+        for name, path in read.items()
+        if path is not None
+    }
+    outside = None if request.outside is None else read_points(request.outside, model)
+    posterior = LinearizedLaplace(
+        model, request.likelihood, solver, tail=request.tail, seed=request.seed
+    )
+    held_out = [pairs["tune"]] if "tune" in pairs else None
+    _, seconds = timed(lambda: posterior.fit([pairs["train"]], tune=held_out))
+    posterior.save(out / "posterior.safetensors")
+    if request.likelihood == "classification":
+        report = classification_report(posterior, model, pairs["test"], outside)
+        pictures = {name: found["picture"] for name, found in report.items()}
+        figures = {
+            "reliability": plots.reliability(pictures),
+            "entropy": plots.entropies(pictures, "test", "outside"),
+        }
+    else:
+        report = regression_report(posterior, pairs["test"])
+        figures = {"reliability": plots.coverage(report["posterior"])}
+    measured = {
+        "fit_seconds": seconds,
+        "eigenvalues": posterior.spectrum.eigenvalues.tolist(),
+        "prior_variance": posterior.prior_variance_,
+        "temperature": posterior.temperature_,
+        "noise": posterior.noise_,
+        **report,
+    }
+    result = write_result(
+        out, "posterior", config=asdict(request), measured=measured, device=device
+    )
+    for name, figure in figures.items():
+        write_figure(out, name, figure)
+    return result

@@ -1,0 +1,97 @@
+"""Pictures of calibration: reliability, entropies inside and outside, points in the plane."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from neuralef.plots.base import panel
+
+INSIDE, OUTSIDE = "#1b6ca8", "#d1495b"
+COLUMNS = 4  # panels in a row
+CLASSES = ("#1b6ca8", "#d1495b")
+
+
+def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:
+    """Accuracy against confidence for each posterior; on the diagonal it knows what it knows."""
+    figure, panels = _panels(pictures)
+    for axes, (name, found) in zip(panels, pictures.items(), strict=False):
+        panel(axes, name, "confidence", "accuracy")
+        shown = [i for i, share in enumerate(found["share"]) if share]
+        confidence = [found["confidence"][i] for i in shown]
+        accuracy = [found["accuracy"][i] for i in shown]
+        share = np.array([found["share"][i] for i in shown])
+        axes.plot([0, 1], [0, 1], color="0.8", lw=1)
+        axes.vlines(confidence, confidence, accuracy, color=OUTSIDE, lw=1.5, alpha=0.6)
+        axes.scatter(confidence, accuracy, s=4 + 120 * share, color=INSIDE, zorder=3)
+        axes.set(xlim=(0, 1.03), ylim=(0, 1.03))
+    return figure
+
+
+def entropies(pictures: dict[str, dict[str, Any]], inside: str, outside: str) -> Figure:
+    """How unsure each posterior is of points like its data, and of foreign ones."""
+    figure, panels = _panels(pictures)
+    for axes, (name, found) in zip(panels, pictures.items(), strict=False):
+        panel(axes, name, "predictive entropy", "density")
+        edges = np.linspace(0, found["highest_entropy"], len(found["inside"]) + 1)
+        for key, label, color in (("inside", inside, INSIDE), ("outside", outside, OUTSIDE)):
+            if key in found:
+                counts = np.array(found[key], dtype=float)
+                density = counts / max(counts.sum(), 1) / (edges[1] - edges[0])
+                axes.stairs(density, edges, fill=True, alpha=0.45, color=color, label=label)
+        axes.set_yscale("log")
+    panels[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def coverage(found: dict[str, Any]) -> Figure:
+    """How many targets lie in intervals that should hold so many of them."""
+    figure = Figure(figsize=(3.6, 3.4), layout="constrained")
+    axes = panel(figure.subplots(), "intervals of the posterior", "should hold", "hold")
+    axes.plot([0, 1], [0, 1], color="0.8", lw=1)
+    axes.plot(found["levels"], found["coverage"], "o-", ms=3, color=INSIDE)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    return figure
+
+
+def uncertainty(plane: dict[str, Any]) -> Figure:
+    """The entropy of each posterior over the plane, with the points it was fitted on."""
+    figure = Figure(figsize=(3.6 * len(plane["entropies"]), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(plane["entropies"]), squeeze=False)[0]
+    points, colors = np.array(plane["points"]), [CLASSES[c] for c in plane["labels"]]
+    left, right, bottom, top = plane["extent"]
+    for axes, (name, values) in zip(panels, plane["entropies"].items(), strict=True):
+        panel(axes, name)
+        image = axes.imshow(
+            np.array(values), origin="lower", extent=(left, right, bottom, top), cmap="Greys",
+            vmin=0, vmax=np.log(2), aspect="equal",
+        )  # fmt: skip
+        axes.scatter(points[:, 0], points[:, 1], c=colors, s=3)
+    figure.colorbar(image, ax=list(panels), label="predictive entropy", shrink=0.8)
+    return figure
+
+
+def laplace_figures(result: dict[str, Any]) -> dict[str, Figure]:
+    """All figures of the study, by the names of their files."""
+    figures = {}
+    for case, measured in result["measured"].items():
+        pictures = {name: seeds[0]["picture"] for name, seeds in measured["ways"].items()}
+        stem = case.lower().replace("-", "_")
+        inside, outside = ("CIFAR-10", "SVHN") if "plane" not in measured else ("near", "far")
+        figures[f"{stem}_reliability"] = reliability(pictures)
+        figures[f"{stem}_entropy"] = entropies(pictures, inside, outside)
+        if "plane" in measured:
+            figures[f"{stem}_uncertainty"] = uncertainty(measured["plane"])
+    return figures
+
+
+def _panels(pictures: dict[str, Any]) -> tuple[Figure, list[Any]]:
+    columns = min(COLUMNS, len(pictures))
+    rows = -(-len(pictures) // columns)
+    figure = Figure(figsize=(2.9 * columns, 2.6 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[len(pictures) :]:
+        axes.set_axis_off()
+    return figure, panels
