@@ -41,7 +41,7 @@ def entropies(pictures: dict[str, dict[str, Any]], inside: str, outside: str) ->
                 counts = np.array(found[key], dtype=float)
                 density = counts / max(counts.sum(), 1) / (edges[1] - edges[0])
                 axes.stairs(density, edges, fill=True, alpha=0.45, color=color, label=label)
-        axes.set_yscale("log")
+        axes.set(yscale="log", ylim=(0.01, 100))
     panels[0].legend(frameon=False, fontsize=8)
     return figure
 
