@@ -19,7 +19,7 @@ MODULES = [
 ]
 PUBLIC = [
     getattr(room, name)
-    for room in (neuralef, neuralef.kernels, neuralef.networks)
+    for room in (neuralef, neuralef.kernels, neuralef.networks, neuralef.bayes)
     for name in room.__all__
     if inspect.isclass(getattr(room, name))
 ]
@@ -38,7 +38,7 @@ def test_public_names_are_documented(thing):
             assert member.__doc__, f"{thing.__name__}.{name}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/modern-kernels.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/modern-kernels.md", "docs/uncertainty.md"])
 def test_the_blocks_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
