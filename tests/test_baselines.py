@@ -222,13 +222,28 @@ def test_the_model_is_left_as_it_was(method):
     assert "output_size" not in vars(model)
 
 
+def test_a_tempered_likelihood_is_a_scaled_covariance():
+    """J(H/τ + δI)⁻¹Jᵀ, for H from a fit in which nothing was tempered."""
+    model, (x, y), (new, _) = trained(), data(60), data(5, seed=3)
+    found = rival(model, "full").fit([(x, y)])
+    found.prior_precision_, found.temperature_ = 0.7, 4.0
+    H = found._posterior.H.double() / 4 + 0.7 * torch.eye(len(found._posterior.H)).double()
+    J = dense_jacobian(model, new).double().reshape(5, 3, -1)
+    torch.testing.assert_close(
+        found.predict(new).covariance, J @ torch.linalg.inv(H) @ J.mT, rtol=1e-5, atol=1e-6
+    )
+
+
 @methods
 def test_held_out_points_choose_the_best_prior(method):
     model, (x, y), (new, truth) = trained(), data(60), data(200, seed=3)
     found = rival(model, method).fit([(x, y)], tune=[(new, truth)])
     best = nll(found.predict_proba(new), truth)
     others = found.gaussians(new, [10.0**i for i in range(-6, 9)])
-    assert best <= min(nll(found._mean(some), truth) for some in others)
+    for some in others:
+        for temper in (0.1, 1.0, 10.0):
+            moved = some.mean + temper**0.5 * found._moves(some)
+            assert best <= nll(moved.softmax(-1).mean(0), truth)
     assert nll(found.predict_proba(new), truth) == best  # asking for others changes nothing
     assert nll(found.tune([(new, truth)]).predict_proba(new), truth) <= best
     if method not in ("ella", "valla"):

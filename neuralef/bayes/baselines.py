@@ -93,5 +93,7 @@ class TemperatureScaling(MAP):
 
     def tune_on(self, outputs: Tensor, y: Tensor) -> Self:
         """`tune`, for points whose outputs are at hand."""
-        (self.softmax_temperature_,) = minimise(lambda t: nll(to_probabilities(outputs / t), y), 1)
+        (self.softmax_temperature_,) = minimise(
+            lambda t: nll(to_probabilities(outputs / t), y), ["softmax_temperature"]
+        )
         return self

@@ -38,14 +38,15 @@ METHODS = {  # whose weights laplace-torch treats, and how
 
 
 class LaplaceTorch(MAP):
-    """A posterior of the package laplace-torch: cov f(x) = J(x) (H + δI)⁻¹ J(x)ᵀ.
+    """A posterior of the package laplace-torch: cov f(x) = J(x) (H/τ + δI)⁻¹ J(x)ᵀ.
 
     E. Daxberger et al., NeurIPS 2021. `method` says what stands for H = Σ_i J_iᵀ Λ_i J_i: all of it
     ("full"), its diagonal, its Kronecker factors, that of the last layer, K = 20 Nyström functions
     ("ella", Deng et al. 2022), or inducing points ("valla", Ortega et al. 2024), trained until
     their `iterations` or `seconds` are over: `complete_` says which, `epochs_` how often they saw
-    the data. δ is `prior_precision`, or chosen in `fit` and found as `prior_precision_`. `options`
-    are laplace-torch's, such as `temperature`, `n_eigenvalues` and `num_inducing`.
+    the data. δ is `prior_precision`, or chosen in `fit` and found as `prior_precision_`; held-out
+    points choose τ with it, `temperature_`. `options` are laplace-torch's, such as `temperature`,
+    `n_eigenvalues` and `num_inducing`.
 
     >>> x, y = torch.randn(60, 2), torch.arange(60) % 3
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
@@ -53,7 +54,7 @@ class LaplaceTorch(MAP):
     torch.Size([60, 3])
     """
 
-    prior_precision_, epochs_, complete_ = 1.0, 1.0, True
+    prior_precision_, temperature_, epochs_, complete_ = 1.0, 1.0, 1.0, True
     _posterior: Any = None
 
     def __init__(
@@ -96,9 +97,11 @@ class LaplaceTorch(MAP):
         # Batch norms have no Kronecker factors; a last layer does not see them.
         last = self.method == "last-layer"
         network = copy.deepcopy(self.model) if last else fold_batch_norm(self.model)
-        numbers = logits.shape[1] * sum(value.numel() for value in network.parameters())
+        weights = list(network.parameters())
+        weights = weights[-2:] if last else weights  # whose Jacobians are made
+        numbers = logits.shape[1] * sum(value.numel() for value in weights)
         self._at_once = self.batch_size or max(1, JACOBIAN_CHUNK[device_kind(x)] // numbers)
-        self.prior_precision_ = self.prior_precision or 1.0
+        self.prior_precision_, self.temperature_ = self.prior_precision or 1.0, 1.0
         self._posterior = self._make(network, len(x))
         if self.method == "valla":
             self._train(_Rows(x, y))
@@ -108,7 +111,9 @@ class LaplaceTorch(MAP):
             return self.tune(tune)
         if self.method != "valla" and not given:  # it has learned δ with the rest
             evidence = self._posterior.log_marginal_likelihood
-            (self.prior_precision_,) = minimise(lambda value: -float(evidence(value)), 1)
+            (self.prior_precision_,) = minimise(
+                lambda value: -float(evidence(value)), ["prior_precision"]
+            )
         return self
 
     def _make(self, network: nn.Module, n: int) -> Any:
@@ -148,19 +153,26 @@ class LaplaceTorch(MAP):
         return Lazy(partial(self.gaussians, x), torch.arange(len(x), device=x.device))
 
     def tune_on(self, outputs: Lazy, y: Tensor) -> Self:
-        """`tune`, for points whose outputs are at hand: δ by decades, then finer about the best."""
+        """`tune`, for points whose outputs are at hand: by decades, then finer about the best.
+
+        A likelihood tempered by τ gives τ times the covariance for the prior precision τδ.
+        """
         if self.prior_precision is not None:
             return self
-        tried: dict[int, float] = {}  # by exponents in 64ths of a decade, which all folds share
-        grid = range(-6 * 64, 9 * 64, 64)
+        tried: dict[tuple[int, int], float] = {}  # by exponents of τδ and τ in 64ths of a decade
+        joint, tempers = range(-6 * 64, 9 * 64, 64), range(-3 * 64, 5 * 64, 64)
         for step in (16, 4, 1):
-            found = outputs.gaussians([10 ** (i / 64) for i in grid])
-            for i, some in zip(grid, found, strict=True):
-                known = bool(some.covariance.isfinite().all())
-                tried[i] = nll(self._mean(some), y) if known else math.inf
+            found = outputs.gaussians([10 ** (i / 64) for i in joint])
+            for i, some in zip(joint, found, strict=True):
+                if bool(some.covariance.isfinite().all()):
+                    moves = self._moves(some)
+                    for j in tempers:
+                        p = to_probabilities(some.mean + 10 ** (j / 128) * moves).mean(0)
+                        tried[i, j] = nll(p, y)
             best = min(tried, key=tried.__getitem__)
-            grid = range(best - 3 * step, best + 4 * step, step)
-        self.prior_precision_ = 10 ** (best / 64)
+            joint, tempers = (range(b - 3 * step, b + 4 * step, step) for b in best)
+        self.temperature_ = 10 ** (best[1] / 64)
+        self.prior_precision_ = 10 ** ((best[0] - best[1]) / 64)
         return self
 
     @torch.no_grad()
@@ -189,29 +201,37 @@ class LaplaceTorch(MAP):
         return self._gaussian(self.outputs(x))
 
     def _gaussian(self, outputs: Lazy) -> Gaussian:
-        (found,) = outputs.gaussians([self.prior_precision_])
+        # in 64ths of a decade, as `tune_on` has it, so that it need not be made again
+        joint = self.prior_precision_ * self.temperature_
+        near = 10 ** (round(64 * math.log10(joint)) / 64)
+        joint = near if math.isclose(joint, near, rel_tol=1e-9) else joint
+        (found,) = outputs.gaussians([joint])
         if not bool(found.covariance.isfinite().all()):
             raise ValueError(
                 f"H + δI is singular with a prior precision δ of {self.prior_precision_:.3g}: pass "
                 "a larger one, or the model in float64"
             )
-        return found
+        return Gaussian(found.mean, self.temperature_ * found.covariance)
 
     def probabilities(self, outputs: Lazy) -> Tensor:
         """E softmax(f) over `draws` draws, which are the same for all points."""
-        return self._mean(self._gaussian(outputs))
+        found = self._gaussian(outputs)
+        parts = [
+            to_probabilities(mean + self._moves(Gaussian(mean, covariance))).mean(0)
+            for mean, covariance in zip(
+                found.mean.split(AT_ONCE), found.covariance.split(AT_ONCE), strict=True
+            )
+        ]
+        return torch.cat(parts)
 
-    def _mean(self, found: Gaussian) -> Tensor:
+    def _moves(self, found: Gaussian) -> Tensor:
+        """Draws of the outputs about their mean, (draws, n, c)."""
         shape = (self.draws, found.mean.shape[1])
         generator = torch.Generator().manual_seed(self.seed)
         normals = torch.randn(shape, dtype=torch.float64, generator=generator).to(found.mean.device)
         values, vectors = torch.linalg.eigh(found.covariance)
-        roots = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
-        parts = [
-            to_probabilities(mean + torch.einsum("ncd,sd->snc", root, normals)).mean(0)
-            for mean, root in zip(found.mean.split(AT_ONCE), roots.split(AT_ONCE), strict=True)
-        ]
-        return torch.cat(parts)
+        root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
+        return torch.einsum("ncd,sd->snc", root, normals)
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
     """Targets that fit a model's outputs (n, c): class numbers (n,), or values (n, c)."""
     if likelihood == "regression":
         y = y.double().reshape(len(y), -1)
-        if y.shape != outputs.shape:
+        if y.shape[1] != outputs.shape[1]:
             raise ValueError(
-                f"the model gives {tuple(outputs.shape)}, the targets are {tuple(y.shape)}"
+                f"the model gives {outputs.shape[1]} outputs, the targets are {tuple(y.shape)}"
             )
         check_finite(y, "the targets")
         return y
     classes = max(2, outputs.shape[1])
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     whole = y.ndim == 1 and bool((y == y.long()).all())
     if not whole or int(y.min()) < 0 or int(y.max()) >= classes:
         raise ValueError(
@@ -54,10 +55,9 @@ def curvature_product(logits: Tensor, features: Tensor) -> Tensor:
     return p * (features - (p * features).sum(1, keepdim=True))
 
 
-def gaussian_nll(found: Gaussian, y: Tensor, noise: float) -> float:
-    """Mean over points of −log N(y; mean, covariance + noise)."""
-    identity = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
+def gaussian_nll(found: Gaussian, y: Tensor, noise: Tensor) -> float:
+    """Mean over points of −log N(y; mean, covariance + noise), noise (c,) of each output."""
     distribution = torch.distributions.MultivariateNormal(
-        found.mean, found.covariance + noise * identity
+        found.mean, found.covariance + noise.to(y).diag()
     )
     return float(-distribution.log_prob(y).mean())

@@ -67,20 +67,23 @@ class WeightPosterior:
         return Gaussian(outputs.mean, covariance)
 
     def normals(self, outputs: Outputs, draws: int) -> Tensor:
-        """Random numbers for draws at these points: (draws, k), or with a tail (draws, n, c)."""
+        """Random numbers for draws, the same for all points: (draws, k), or (draws, c)."""
         generator = torch.Generator().manual_seed(self.seed)
-        own = outputs.features.shape[-1:] if outputs.tails is None else outputs.mean.shape
-        numbers = torch.randn(draws, *own, dtype=torch.float64, generator=generator)
+        _, c, k = outputs.features.shape
+        # with a tail, whose covariance between points is not at hand, each point by itself
+        shape = (draws, k if outputs.tails is None else c)
+        numbers = torch.randn(shape, dtype=torch.float64, generator=generator)
         return numbers.to(outputs.mean.device)
 
     def draw(self, outputs: Outputs, normals: Tensor) -> Tensor:
-        """Outputs (draws, n, c) from random numbers; without a tail those of whole functions."""
+        """Outputs (draws, n, c) from random numbers: those of whole functions."""
         if outputs.tails is None:
             scaled = outputs.features * self.variances.sqrt()
             return outputs.mean + torch.einsum("nck,sk->snc", scaled, normals)
         values, vectors = torch.linalg.eigh(self.gaussian(outputs).covariance)
-        root = vectors * values.clamp_min(0).sqrt()[:, None]
-        return outputs.mean + torch.einsum("ncd,snd->snc", root, normals)
+        # the symmetric root, since eigenvectors jump from one point to the next
+        root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
+        return outputs.mean + torch.einsum("ncd,sd->snc", root, normals)
 
     def probabilities(self, outputs: Outputs, method: str, normals: Tensor) -> Tensor:
         """E softmax(f/T), (n, c), or (n, 2) of one logit: over draws, or in closed form."""
@@ -89,8 +92,7 @@ class WeightPosterior:
         for start in range(0, len(outputs), size):
             part = outputs[start : start + size]
             if method == "mc":
-                some = normals if outputs.tails is None else normals[:, start : start + size]
-                moved = self.draw(part, some) / self.softmax_temperature
+                moved = self.draw(part, normals) / self.softmax_temperature
                 parts.append(to_probabilities(moved).mean(0))
             else:
                 found, t = self.gaussian(part), self.softmax_temperature

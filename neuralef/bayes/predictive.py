@@ -39,12 +39,17 @@ def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     is too large for the approximation, as its authors advise.
     """
     c = mean.shape[-1]
-    total = covariance.sum((-2, -1)).clamp_min(torch.finfo(mean.dtype).tiny)
-    rows = covariance.sum(-1)
-    mean = mean - rows * (mean.sum(-1) / total)[:, None]
-    covariance = covariance - rows[:, :, None] * rows[:, None, :] / total[:, None, None]
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    total, rows = covariance.sum((-2, -1)), covariance.sum(-1)
+    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
+    # where the logits' sum hardly varies it is known already, and dividing by rounding is worse
+    known = total <= 1e-9 * trace
+    share = torch.where(known[:, None], 1 / c, rows / total[:, None])
+    mean = mean - share * mean.sum(-1, keepdim=True)
+    left = covariance - rows[:, :, None] * share[:, None, :]
+    variance = torch.where(known[:, None, None], covariance, left).diagonal(dim1=-2, dim2=-1)
     scale = (variance.mean(-1) / math.sqrt(c / 2)).clamp_min(1.0)[:, None]
     mean, variance = mean / scale.sqrt(), (variance / scale).clamp_min(1e-12)
-    alpha = (1 - 2 / c + mean.exp() / c**2 * (-mean).exp().sum(-1, keepdim=True)) / variance
-    return alpha / alpha.sum(-1, keepdim=True)
+    # α_i = (1 − 2/c + e^{m_i} Σ_j e^{−m_j}/c²)/v_i, by logarithms
+    grown = mean + torch.logsumexp(-mean, -1, keepdim=True) - 2 * math.log(c)
+    least = grown.new_tensor(1 - 2 / c).log()
+    return (torch.logaddexp(grown, least) - variance.log()).softmax(-1)

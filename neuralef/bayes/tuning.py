@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor
 
+from neuralef.solvers.base import warn_user
+
 # log σ₀² and log τ are looked for within these bounds.
 LOWEST, HIGHEST = math.log(1e-8), math.log(1e8)
 GRID = 17
+LOW, HIGH = LOWEST + 0.1, HIGHEST - 0.1  # what lies beyond is at the edge
 
 
 def log_evidence(
@@ -19,7 +22,7 @@ def log_evidence(
     weight_norm: float,
     noise: float | None = None,
     squares: float = 0.0,
-    rows: int = 0,
+    rows: float = 0,
 ) -> float:
     """The Laplace approximation of log p(y), up to a constant in σ₀² and σ².
 
@@ -42,45 +45,57 @@ def by_evidence(
     curvature: Tensor,
     weight_norm: float,
     prior_variance: float | None,
-    data: tuple[float, int] | None = None,
+    data: tuple[float, float] | None = None,
 ) -> tuple[float, float | None]:
     """σ₀², where it is not given, and σ² of a regression with (squares, rows) of data."""
+    squares, rows = data or (1.0, 1.0)
+    unit = squares / rows  # of σ²
 
     def loss(variance: float, noise: float | None = None) -> float:
-        squares, rows = data or (0.0, 0)
-        return -log_evidence(variance, curvature, weight_norm, noise, squares, rows)
+        scaled = None if noise is None else noise * unit
+        return -log_evidence(variance, curvature, weight_norm, scaled, squares, rows)
 
     fixed = prior_variance
     if data is None:
-        return (minimise(loss, 1)[0] if fixed is None else fixed), None
+        return (minimise(loss, ["prior_variance"])[0] if fixed is None else fixed), None
     if fixed is None:
-        variance, noise = minimise(loss, 2)
-        return variance, noise
-    return fixed, minimise(lambda noise: loss(fixed, noise), 1)[0]
+        variance, noise = minimise(loss, ["prior_variance", "noise"])
+        return variance, noise * unit
+    return fixed, unit * minimise(lambda noise: loss(fixed, noise), ["noise"])[0]
 
 
 def minimise(
-    loss: Callable[..., float], free: int, bounds: tuple[float, float] = (LOWEST, HIGHEST)
+    loss: Callable[..., float],
+    names: Sequence[str],
+    first_look: Callable[..., float] | None = None,
+    bounds: tuple[float, float] = (LOWEST, HIGHEST),
 ) -> list[float]:
     """The positive arguments that make a loss least: a grid in their logarithms, then a descent.
 
-    `free` is how many arguments there are: one or two.
+    `names` are those of the one or two arguments, for a warning where one ends at its bound;
+    `first_look` is a cheaper loss for the grid.
     """
     from scipy.optimize import minimize
 
-    steps = np.linspace(*bounds, GRID)
+    steps, free = np.linspace(*bounds, GRID), len(names)
     points = np.stack(np.meshgrid(*[steps] * free, indexing="ij"), -1).reshape(-1, free)
 
-    def of_logarithms(point: np.ndarray) -> float:
+    def of_logarithms(point: np.ndarray, loss: Callable[..., float] = loss) -> float:
         inside = np.clip(point, *bounds)
         value = loss(*np.exp(inside).tolist())
         return value if math.isfinite(value) else 1e300
 
-    best = min(points, key=of_logarithms)
+    best = min(points, key=lambda point: of_logarithms(point, first_look or loss))
     width = steps[1] - steps[0]
     simplex = np.vstack([best, *(best + width / 2 * row for row in np.eye(free))])
     found = minimize(
         of_logarithms, best, method="Nelder-Mead",
         options={"initial_simplex": simplex, "xatol": 1e-3, "fatol": 1e-7, "maxiter": 80},
     )  # fmt: skip
+    edge = [name for name, v in zip(names, found.x, strict=True) if not LOW < v < HIGH]
+    if edge:
+        warn_user(
+            f"the best {' and '.join(edge)} lies at the edge of what was looked at, "
+            f"{math.exp(LOWEST):.0e} to {math.exp(HIGHEST):.0e}: the data do not bound it"
+        )
     return np.exp(np.clip(found.x, *bounds)).tolist()

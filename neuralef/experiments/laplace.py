@@ -130,12 +130,11 @@ def ways(bench: Bench, preset: Preset) -> Iterator[tuple[str, Way]]:
 def published(bench: Bench, seed: int) -> Tunable:
     """The paper's posterior to the letter: its objective, a network a function, its noise × 20."""
     case, s = bench.case, bench.settings
-    k = LinearizedLaplace.paper(case.model).solver.k
-    common = bench.common(seed) | {"steps": s.steps}
-    solver = replace(NeuralEF.paper(k), **common)
-    spectrum = bench.train(solver, bench.sampled, case.published(k, True, seed))
     posterior = LinearizedLaplace.paper(case.model)
-    posterior.solver = spectrum
+    assert isinstance(posterior.solver, NeuralEF)
+    solver = replace(posterior.solver, **bench.common(seed) | {"steps": s.steps})
+    network = case.published(solver.k, True, seed)
+    posterior.solver = bench.train(solver, bench.sampled, network)
     return posterior.fit(case.loader)
 
 

@@ -143,7 +143,7 @@ def regression_report(posterior: LinearizedLaplace, test: Pair) -> dict[str, Any
     x, y = test
     found, seconds = timed(posterior.predict, x)
     y = y.double().reshape(found.mean.shape)
-    noise = posterior.noise_ or 0.0
+    noise = (posterior.noise_ or 0.0) * posterior.noise_shape
     spread = (found.variance + noise).sqrt()
     score = (y - found.mean).abs() / spread
     normal = torch.distributions.Normal(0.0, 1.0)

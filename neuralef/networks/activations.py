@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from neuralef.networks.mlp import SharedMLP
 from neuralef.networks.trial import check_model
-from neuralef.points import Points
+from neuralef.points import Points, points_at_once
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -123,7 +123,8 @@ class ActivationHead(nn.Module):
     def standardize(self, x: Points) -> None:
         """Take the shift and the scale of each activation from the points x."""
         with torch.no_grad():
-            self.head.standardize(self.activations(x))
+            parts = [self.activations(part) for part in x.split(points_at_once(x))]
+            self.head.standardize(torch.cat(parts))
 
     def both(self, x: Points) -> tuple[Tensor, Tensor]:
         """The model's output and the functions, of one pass."""

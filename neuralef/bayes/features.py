@@ -1,0 +1,101 @@
+"""A model and the eigenfunctions of its tangent kernel, evaluated together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.bayes.batches import move
+from neuralef.checks import check_alike, check_points
+from neuralef.files import fingerprint
+from neuralef.kernels.ntk import NTK
+from neuralef.networks.activations import ActivationHead
+from neuralef.networks.trial import check_model
+from neuralef.points import Points, points_at_once
+from neuralef.solvers.refine import evaluate
+from neuralef.spectrum import Spectrum
+
+
+class Features:
+    """x ↦ the model's outputs f(x), (n, c), and Ψ̃(x) = √μ ψ(x), (n, c, k), in float64.
+
+    A head on this very model needs but one pass of it for both. The model must stay what it was.
+    """
+
+    def __init__(self, model: nn.Module, spectrum: Spectrum) -> None:
+        self.model, self.spectrum = model, spectrum
+        self.fingerprint, self._seen = fingerprint(model), _versions(model)
+        self.head: ActivationHead | None = None
+        if isinstance(spectrum.network, ActivationHead):
+            read = fingerprint(spectrum.network.activations.model)
+            self.head = spectrum.network if read == self.fingerprint else None
+
+    def check_unchanged(self) -> None:
+        """Refuse a model whose weights or mode are no longer those of the posterior."""
+        check_model(self.model)
+        now = _versions(self.model)
+        if now != self._seen and fingerprint(self.model) != self.fingerprint:
+            raise ValueError(
+                "the model's weights have changed since fit: a posterior belongs to the weights it "
+                "was fitted at; fit it again"
+            )
+        self._seen = now
+
+    def __call__(self, x: Any) -> tuple[Tensor, Tensor]:
+        """f(x) and Ψ̃(x)."""
+        self.check_unchanged()
+        x = move(check_points(x, integers=True), next(self.model.parameters()).device)
+        check_alike(x, self.spectrum.point, ("x", "the data of this posterior"))
+        with torch.no_grad():
+            if self.head is None:
+                return outputs_of(self.model, x), self.scaled(self.spectrum(x))
+            parts = [self.head.both(part) for part in x.split(points_at_once(x))]
+            psi = torch.cat([self.spectrum.rotate(values) for _, values in parts])
+            return _finite(torch.cat([out for out, _ in parts])), self.scaled(psi)
+
+    def information(
+        self, x: Points, outputs: Tensor, weigh: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Σ_i Ψ̃_iᵀ Λ_i Ψ̃_i, (k, k), from weigh(outputs, Ψ̃) = ΛΨ̃ at the points."""
+        k = self.spectrum.k
+        total = torch.zeros(k, k, dtype=torch.float64, device=outputs.device)
+        size = min(1024, points_at_once(x))
+        for points, part in zip(x.split(size), outputs.split(size), strict=True):
+            with torch.no_grad():
+                features = self.scaled(self.spectrum(points))
+            total += torch.einsum("nck,ncl->kl", features, weigh(part, features))
+        return total
+
+    def scaled(self, psi: Tensor) -> Tensor:
+        """Ψ̃ = √μ ψ, (n, c, k) in float64."""
+        features = psi.double() * self.spectrum.eigenvalues.clamp_min(0).sqrt()
+        return features[:, None] if features.ndim == 2 else features
+
+
+def outputs_of(model: nn.Module, x: Points) -> Tensor:
+    """A model's outputs, (n, c) in float64."""
+    return _finite(evaluate(model, x))
+
+
+def _finite(outputs: Tensor) -> Tensor:
+    if not bool(outputs.isfinite().all()):
+        raise ValueError("the model gives NaN or infinite outputs on the data")
+    return (outputs[:, None] if outputs.ndim == 1 else outputs).double()
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    """What changes when weights are changed in place or replaced, at no cost."""
+    return [(t.data_ptr(), t._version) for t in (*model.parameters(), *model.buffers())]
+
+
+def remainder(kernel: NTK, x: Points, features: Tensor) -> Tensor:
+    """κ(x, x) − Ψ̃Ψ̃ᵀ, (n, c, c), with what is negative cut off."""
+    x = move(check_points(x, integers=True), kernel.tangent.device)
+    with torch.no_grad():
+        blocks = [j @ j.mT for j in kernel.tangent.chunks(x, features.shape[1])]
+    left = torch.cat(blocks).double() - features @ features.mT
+    values, vectors = torch.linalg.eigh((left + left.mT) / 2)
+    return (vectors * values.clamp_min(0)[:, None]) @ vectors.mT

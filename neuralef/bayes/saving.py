@@ -1,0 +1,56 @@
+"""A posterior in a file: all of it but the model, whose fingerprint stands for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from neuralef.bayes.features import Features
+from neuralef.bayes.laplace import CHOSEN, LinearizedLaplace, folded
+from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
+from neuralef.kernels.ntk import NTK
+
+FORMAT = "neuralef laplace 1"
+NUMBERS = ("likelihood", "tail", "seed", "samples", "noise_", *CHOSEN, *(f"{n}_" for n in CHOSEN))
+TENSORS = ("curvature", "basis", "noise_shape")
+MARK = "spectrum."
+
+
+def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
+    """Write a posterior whose model is still what it was fitted to."""
+    posterior.features.check_unchanged()
+    spectrum, tensors = pack_spectrum(posterior.spectrum)
+    tensors = {f"{MARK}{name}": value for name, value in tensors.items()}
+    tensors |= {name: getattr(posterior, name) for name in TENSORS}
+    header = {name: getattr(posterior, name) for name in NUMBERS}
+    header |= {"spectrum": spectrum, "model": posterior.features.fingerprint}
+    header["trained"] = sorted(posterior.kernel.tangent.names)
+    write_tensors(path, FORMAT, header, tensors)
+
+
+def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> LinearizedLaplace:
+    """Read a posterior; another model than its own is refused."""
+    header, tensors = read_tensors(path, FORMAT)
+    if header["model"] != fingerprint(model):
+        raise ValueError(
+            f"{path} is the posterior of another model: its weights differ from this one's"
+        )
+    posterior = LinearizedLaplace(model, header["likelihood"], tail=header["tail"])
+    for name in NUMBERS:
+        setattr(posterior, name, header[name])
+    posterior.tangent_model = folded(model)
+    posterior.kernel = NTK(posterior.tangent_model)
+    if sorted(posterior.kernel.tangent.names) != header["trained"]:
+        raise ValueError(f"{path} was fitted with other parameters of the model frozen")
+    device = next(model.parameters()).device
+    parts = {n.removeprefix(MARK): t for n, t in tensors.items() if n.startswith(MARK)}
+    exact = header["spectrum"]["network_class"] == "TangentFunctions"
+    given = {"network": network, "model": posterior.tangent_model if exact else model}
+    posterior.spectrum = unpack_spectrum(path, header["spectrum"], parts, given, device)
+    posterior.solver = posterior.spectrum
+    posterior.kernel.prepare(posterior.spectrum.point)
+    posterior.features = Features(model, posterior.spectrum)
+    for name in TENSORS:
+        setattr(posterior, name, tensors[name].to(device))
+    return posterior
