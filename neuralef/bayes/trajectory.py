@@ -1,0 +1,266 @@
+"""Posteriors from the iterates of a training: averaged weights, Gaussian weights, functions.
+
+P. Izmailov et al., UAI 2018 (SWA); W. Maddox et al., NeurIPS 2019 (SWAG); Z. Deng, J. Shi and
+J. Zhu, ICML 2022, appendix C.3 (the eigenfunctions of the trajectory's kernel).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
+from torch.optim.swa_utils import update_bn
+
+from neuralef.bayes.baselines import MAP
+from neuralef.bayes.likelihood import Gaussian
+from neuralef.bayes.predictive import to_probabilities
+from neuralef.bayes.recorder import WeightMoments
+from neuralef.checks import check_count, check_positive
+from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
+from neuralef.points import Points, points_at_once
+from neuralef.spectrum import Spectrum
+
+AVERAGE, GAUSSIAN, TRAJECTORY = "neuralef swa 1", "neuralef swag 1", "neuralef trajectory 1"
+
+
+SETTINGS = ("draws", "diagonal", "rank", "scale", "seed")  # of SWAG
+
+
+def refresh_statistics(model: nn.Module, x: Points, batch_size: int = 1024) -> nn.Module:
+    """Estimate the batch statistics of a model anew, as means over all points; in place.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(1)).eval()
+    >>> refresh_statistics(model, torch.full((8, 1), 3.0))[0].running_mean
+    tensor([3.])
+    """
+    update_bn(x.split(batch_size), model)
+    return model
+
+
+class SWA(MAP):
+    """The model with the mean of a trajectory's weights, its batch statistics estimated anew.
+
+    >>> model, x = nn.Linear(2, 3).eval(), torch.randn(5, 2)
+    >>> moments = WeightMoments(model)
+    >>> moments.update(model)
+    >>> torch.equal(SWA.of(moments, x).predict_proba(x), MAP(model).predict_proba(x))
+    True
+    """
+
+    @classmethod
+    def of(cls, moments: WeightMoments, x: Points) -> SWA:
+        """From the moments of a trajectory, and the points for its batch statistics."""
+        _check_moments(moments, 1)
+        model = copy.deepcopy(moments.average.module)
+        return cls(refresh_statistics(model, x).eval())
+
+    def predict(self, x: Points) -> Gaussian:
+        """The outputs, which are certain of themselves."""
+        mean = self.outputs(x)
+        return Gaussian(mean, torch.diag_embed(torch.zeros_like(mean)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the weights into a safetensors file."""
+        write_tensors(Path(path), AVERAGE, {}, self.model.state_dict())
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module) -> SWA:
+        """Read weights into a copy of a model of the same architecture."""
+        model = copy.deepcopy(model)
+        model.load_state_dict(read_tensors(Path(path), AVERAGE)[1])
+        return cls(model.eval())
+
+
+class SWAG:
+    """Networks with weights θ ~ N(θ̄, ½ diag(v) + DDᵀ/(2(r − 1))), batch statistics anew for each.
+
+    v is the variance along the trajectory, the r columns of D its last deviations; without `rank`,
+    N(θ̄, diag(v)), without `diagonal`, N(θ̄, DDᵀ/(r − 1)). The covariance is multiplied by `scale`.
+
+    >>> model, x = nn.Linear(2, 3).eval(), torch.randn(5, 2)
+    >>> moments = WeightMoments(model)
+    >>> for _ in range(3):
+    ...     model.weight.data += 0.1 * torch.randn(3, 2)
+    ...     moments.update(model)
+    >>> SWAG(moments, x, draws=4).predict_proba(x).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        moments: WeightMoments,
+        x: Points | None,
+        draws: int = 30,
+        *,
+        diagonal: bool = True,
+        rank: bool = True,
+        scale: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        _check_moments(moments, 2)
+        if not (diagonal or rank):
+            raise ValueError("SWAG needs its diagonal, its deviations, or both")
+        self.moments, self.scale = moments, check_positive(scale, "scale")
+        self.diagonal, self.rank = diagonal, rank
+        self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
+        self.model = copy.deepcopy(moments.average.module)
+        self.buffers: list[list[Tensor]] = []  # of every draw, for the price of a pass over x
+        if x is not None:
+            for weights in self._weights():
+                vector_to_parameters(weights, self.model.parameters())
+                refresh_statistics(self.model, x)
+                self.buffers.append([value.clone() for value in self.model.buffers()])
+        self.model.eval()
+
+    def _weights(self) -> Iterator[Tensor]:
+        """Weights (p,), one draw after the other."""
+        moments, generator = self.moments, torch.Generator().manual_seed(self.seed)
+        mean, deviations = moments.mean, moments.deviations[-min(moments.count, moments.rank) :]
+        half = 2 if self.diagonal and self.rank else 1
+        for _ in range(self.draws):
+            moved = torch.zeros_like(mean)
+            if self.diagonal:
+                z = torch.randn(len(mean), generator=generator).to(mean)
+                moved += (moments.variance / half).sqrt().to(mean) * z
+            if self.rank:
+                z = torch.randn(len(deviations), generator=generator).to(mean)
+                moved += z @ deviations / math.sqrt(half * (len(deviations) - 1))
+            yield mean + math.sqrt(self.scale) * moved
+
+    @torch.no_grad()
+    def sample(self, x: Points) -> Tensor:
+        """The outputs of every draw, (draws, n, c)."""
+        found = []
+        for weights, buffers in zip(self._weights(), self.buffers, strict=True):
+            vector_to_parameters(weights, self.model.parameters())
+            for value, kept in zip(self.model.buffers(), buffers, strict=True):
+                value.copy_(kept)
+            found.append(MAP(self.model).outputs(x))
+        return torch.stack(found)
+
+    def predict_proba(self, x: Points) -> Tensor:
+        """E softmax f(x; θ), (n, c)."""
+        return to_probabilities(self.sample(x)).mean(0)
+
+    def predict(self, x: Points) -> Gaussian:
+        """The mean and the covariance of the outputs over the draws."""
+        draws = self.sample(x)
+        gap = draws - draws.mean(0)
+        return Gaussian(draws.mean(0), torch.einsum("snc,snd->ncd", gap, gap) / len(draws))
+
+    def save(self, path: str | Path) -> None:
+        """Write the moments and the batch statistics of the draws into a safetensors file."""
+        state, names = self.moments.state_dict(), ("variance", "deviations")
+        tensors = {name: state[name] for name in names}
+        tensors |= {f"average.{name}": value for name, value in state["average"].items()}
+        for number, buffers in enumerate(self.buffers):
+            tensors |= {f"buffers.{number}.{i}": value for i, value in enumerate(buffers)}
+        header = {name: getattr(self, name) for name in SETTINGS} | {"count": self.moments.count}
+        write_tensors(Path(path), GAUSSIAN, header, tensors)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module) -> SWAG:
+        """Read a posterior of models of the same architecture."""
+        header, tensors = read_tensors(Path(path), GAUSSIAN)
+        moments = WeightMoments(model, len(tensors["deviations"]))
+        mark = "average."
+        average = {n.removeprefix(mark): t for n, t in tensors.items() if n.startswith(mark)}
+        moments.load_state_dict(tensors | {"average": average, "count": header["count"]})
+        found = cls(moments, None, **{name: header[name] for name in SETTINGS})
+        count = len(list(model.buffers()))
+        for number in range(found.draws):
+            kept = [tensors[f"buffers.{number}.{i}"] for i in range(count)]
+            found.buffers.append(kept)
+        return found
+
+
+class TrajectoryPosterior:
+    """f(x) ~ N(f̄(x), Ψ̃(x)Ψ̃(x)ᵀ): functions that vary as those of a trajectory do.
+
+    `mean` is the model of f̄, such as `SWA.of(…).model`; `spectrum` has the top pairs of the kernel
+    of the trajectory, for each output by itself or for all together, Ψ̃ = √μ ψ. What it keeps does
+    not grow with the number of iterates.
+
+    >>> from neuralef import NeuralEF
+    >>> from neuralef.bayes.recorder import TrajectoryRecorder
+    >>> model, x = nn.Linear(2, 3).eval(), torch.randn(60, 2)
+    >>> recorder = TrajectoryRecorder(model, x, capacity=6)
+    >>> for _ in range(6):
+    ...     model.weight.data += 0.1 * torch.randn(3, 2)
+    ...     recorder.record()
+    >>> spectrum = NeuralEF(k=2, steps=5).solve(recorder.gram())
+    >>> TrajectoryPosterior(model, spectrum).predict_proba(x[:5]).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(
+        self, mean: nn.Module, spectrum: Spectrum, draws: int = 256, seed: int = 0
+    ) -> None:
+        self.mean, self.spectrum = MAP(mean), spectrum
+        self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
+
+    def _both(self, x: Points) -> tuple[Tensor, Tensor]:
+        mean = self.mean.outputs(x)
+        with torch.no_grad():
+            features = self.spectrum.features(x).double()
+        features = features[:, None] if features.ndim == 2 else features
+        if features.shape[:2] != mean.shape:
+            raise ValueError(
+                f"the mean has {mean.shape[1]} outputs, the spectrum {features.shape[1]}"
+            )
+        return mean, features
+
+    def sample(self, x: Points, draws: int | None = None) -> Tensor:
+        """Outputs of so many functions, (draws, n, c)."""
+        mean, features = self._both(x)
+        generator = torch.Generator().manual_seed(self.seed)
+        count = self.draws if draws is None else check_count(draws, "draws")
+        own = features.shape[1:] if self.spectrum.independent else features.shape[2:]
+        z = torch.randn(count, *own, dtype=torch.float64, generator=generator).to(mean.device)
+        product = "nck,sck->snc" if self.spectrum.independent else "nck,sk->snc"
+        return mean + torch.einsum(product, features, z)
+
+    def predict(self, x: Points) -> Gaussian:
+        """The mean and the covariance between the outputs of each point."""
+        mean, features = self._both(x)
+        if self.spectrum.independent:
+            return Gaussian(mean, torch.diag_embed(features.square().sum(2)))
+        return Gaussian(mean, features @ features.mT)
+
+    def predict_proba(self, x: Points) -> Tensor:
+        """E softmax f(x), (n, c)."""
+        parts = [to_probabilities(self.sample(p)).mean(0) for p in x.split(points_at_once(x))]
+        return torch.cat(parts)
+
+    def save(self, path: str | Path) -> None:
+        """Write the posterior, but for the model of its mean, into one safetensors file."""
+        spectrum, tensors = pack_spectrum(self.spectrum)
+        header = {"spectrum": spectrum, "mean": fingerprint(self.mean.model)}
+        write_tensors(
+            Path(path), TRAJECTORY, header | {"draws": self.draws, "seed": self.seed}, tensors
+        )
+
+    @classmethod
+    def load(
+        cls, path: str | Path, mean: nn.Module, network: nn.Module | None = None
+    ) -> TrajectoryPosterior:
+        """Read a posterior with this very mean; a `network` of your own is passed too."""
+        header, tensors = read_tensors(Path(path), TRAJECTORY)
+        if header["mean"] != fingerprint(mean):
+            raise ValueError(f"{path} has another mean: its weights differ from this model's")
+        device = next(mean.parameters()).device
+        given = {"network": network}
+        spectrum = unpack_spectrum(Path(path), header["spectrum"], tensors, given, device)
+        return cls(mean, spectrum, header["draws"], header["seed"])
+
+
+def _check_moments(moments: WeightMoments, least: int) -> None:
+    if moments.count < least:
+        raise ValueError(
+            f"{moments.count} weights are collected, at least {least} are needed: call collect()"
+        )
