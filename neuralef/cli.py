@@ -174,7 +174,7 @@ def laplace(
     train: Annotated[Path, typer.Option(help=".npz with the training set, arrays x and y.")],
     test: Annotated[Path, typer.Option(help=".npz with points to report on, x and y.")],
     tune: Annotated[
-        Path | None, typer.Option(help=".npz with held-out points for σ₀² and τ [the evidence].")
+        Path | None, typer.Option(help=".npz with held-out points; without it the evidence tunes.")
     ] = None,
     outside: Annotated[
         Path | None, typer.Option(help=".npz with foreign points x, to be told by their entropy.")

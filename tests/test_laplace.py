@@ -531,3 +531,13 @@ def test_what_is_of_no_use_is_refused_before_any_work():
     for tune, says in (([], "tune yields no batches"), ([(x, labels(30) + 9)], "from 0 to 2")):
         with pytest.raises(ValueError, match=says):
             LinearizedLaplace(model, solver=Never(k=2)).fit([(x, labels(30))], tune=tune)
+
+
+def test_short_jacobians_are_features_themselves():
+    model, x = mlp(), points(60)
+    exact = nef.kernels.NTK(model).gram(x).to_dense()
+    for samples, same in ((parameters(model), True), (parameters(model) - 1, False)):
+        posterior = LinearizedLaplace(model, solver=nef.NeuralEF(k=3, steps=2), samples=samples)
+        posterior.fit([(x, labels(60))])
+        gap = posterior._explicit(x).to_dense() - exact
+        assert (float(gap.abs().max()) < 1e-9) == same

@@ -26,6 +26,7 @@ from neuralef.bayes.posterior import Outputs, WeightPosterior
 from neuralef.bayes.predictive import METHODS
 from neuralef.bayes.tuning import by_evidence, minimise
 from neuralef.checks import check_choice, check_count, check_positive
+from neuralef.gram import FeatureGram, Gram
 from neuralef.kernels.ntk import NTK
 from neuralef.linalg import descending_eigh
 from neuralef.metrics import nll
@@ -172,8 +173,15 @@ class LinearizedLaplace:
             network = head
         if isinstance(solver, Distill):
             return solver.solve(exact, network)
-        sampled = NTK(self.tangent_model, samples=self.samples, seed=self.seed)
-        return solver.solve(sampled.gram(x), network)
+        return solver.solve(self._explicit(x), network)
+
+    def _explicit(self, x: Points) -> Gram:
+        """The kernel by explicit features: Jacobians if they are short, else random ones."""
+        tangent = self.kernel.tangent
+        if tangent.size > self.samples:
+            return NTK(self.tangent_model, samples=self.samples, seed=self.seed).gram(x)
+        phi = torch.cat(list(tangent.chunks(x, self.kernel.outputs))) * tangent.size**0.5
+        return FeatureGram(x, phi[:, 0] if self.kernel.outputs == 1 else phi)
 
     def _by_evidence(self, squares: float, rows: int) -> None:
         τ = self.temperature_ = self.temperature or 1.0

@@ -83,7 +83,8 @@ def _channels(layer: Any) -> int:
 class ActivationHead(nn.Module):
     """k functions on the activations of a trained model: an MLP that sees what the model sees.
 
-    At test they cost hardly more than the model itself. x ↦ (n, k), or (n, c, k).
+    At test they cost hardly more than the model itself. Without a `width` it is four times the
+    number of activations, from 64 to 512. x ↦ (n, k), or (n, c, k).
 
     >>> model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
     >>> ActivationHead(model, k=4, outputs=2)(torch.randn(5, 3)).shape
@@ -96,13 +97,15 @@ class ActivationHead(nn.Module):
         k: int,
         outputs: int = 1,
         independent: bool = False,
-        width: int = 512,
+        width: int | None = None,
         depth: int = 3,
         normalize: bool = True,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         self.activations = Activations(model)
+        if width is None:
+            width = min(512, max(64, 4 * self.activations.size))
         self.head = SharedMLP(
             self.activations.size, k, width, depth, outputs=outputs, independent=independent,
             normalize=normalize, seed=seed,
