@@ -226,7 +226,8 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"{config['folds']} folds", columns, rows,
         )  # fmt: skip
     yield "*: by the evidence alone; AUROC: of foreign points by their predictive entropy"
-    missing = [name for name in config["rivals"] if name not in ways]
+    cases = result["measured"].values()
+    missing = [name for name in config["rivals"] if any(name not in c["ways"] for c in cases)]
     if missing:
         yield (
             f"left out: {', '.join(missing)}; they need laplace-torch, pip install "

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neuralef.experiments import cifar, mnist, ntk, scale, toy
+from neuralef.experiments import cases, cifar, mnist, ntk, scale, toy
 
 TINY = {
     "toy": (toy, toy.Preset(points=40, samples=30, steps=10)),
@@ -28,7 +28,7 @@ TINY = {
 }  # fmt: skip
 
 
-def blobs(name, split, root=None):
+def blobs(name, split, root=None, *, verify=True):
     """As many images of ten classes as the studies take, a blob where the class says."""
     n, channels, side = (150, 1, 28) if name == "mnist" else (800, 3, 12)
     generator = np.random.default_rng([len(name), len(split)])
@@ -48,7 +48,7 @@ def never(*args, **kwargs):
 def tiny(patch, read=blobs):
     for module, preset in TINY.values():
         patch.setattr(module, "PRESETS", {"tiny": preset})
-    for module in (mnist, cifar, scale):
+    for module in (mnist, cifar, scale, cases):
         patch.setattr(module, "read_images", read)
 
 

@@ -130,6 +130,6 @@ def test_the_newer_names_of_precision_are_respected(monkeypatch):
         conv = Newer()
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with precision._tf32(Older(), Family, "conv", False):
+    with precision._no_tf32(Older(), Family, "conv"):
         assert Family.conv.fp32_precision == "ieee"
     assert Family.conv.fp32_precision == "tf32"

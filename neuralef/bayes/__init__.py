@@ -4,5 +4,18 @@ from neuralef.bayes.baselines import MAP, TemperatureScaling
 from neuralef.bayes.laplace import LinearizedLaplace
 from neuralef.bayes.laplace_torch import LaplaceTorch
 from neuralef.bayes.likelihood import Gaussian
+from neuralef.bayes.recorder import TrajectoryRecorder, WeightMoments
+from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior
 
-__all__ = ["MAP", "Gaussian", "LaplaceTorch", "LinearizedLaplace", "TemperatureScaling"]
+__all__ = [
+    "MAP",
+    "SWA",
+    "SWAG",
+    "Gaussian",
+    "LaplaceTorch",
+    "LinearizedLaplace",
+    "TemperatureScaling",
+    "TrajectoryPosterior",
+    "TrajectoryRecorder",
+    "WeightMoments",
+]

@@ -1,6 +1,7 @@
-"""Data: readers of tables and of published image sets; synthetic sets; augmentation."""
+"""Readers of tables and published image sets; synthetic sets; augmentation; corruptions."""
 
 from neuralef.data.augment import crop_and_flip
+from neuralef.data.corruptions import corrupt, read_frost, write_corrupted
 from neuralef.data.images import read_corrupted, read_images
 from neuralef.data.sets import CORRUPTIONS
 from neuralef.data.synthetic import circles, two_moons
@@ -9,10 +10,13 @@ from neuralef.data.tables import read_table, write_table
 __all__ = [
     "CORRUPTIONS",
     "circles",
+    "corrupt",
     "crop_and_flip",
     "read_corrupted",
+    "read_frost",
     "read_images",
     "read_table",
     "two_moons",
+    "write_corrupted",
     "write_table",
 ]

@@ -33,6 +33,8 @@ def read_table(path: str | Path, array: str | None = None) -> np.ndarray:
         raise ValueError(f"cannot read {path}: {error}") from error
     if values.dtype.kind not in "fiub":
         raise ValueError(f"{path} holds {values.dtype}, expected numbers")
+    if values.ndim == 0:
+        raise ValueError(f"{path} holds a single number, expected a point per row")
     return values[:, None] if values.ndim == 1 else values
 
 
@@ -44,7 +46,8 @@ def _from_npz(path: Path, array: str | None) -> np.ndarray:
             names = list(arrays)
             name = array or ("x" if "x" in names else names[0] if len(names) == 1 else None)
             if name not in names:
-                raise ValueError(f"it holds the arrays {', '.join(names)}: name one with --array")
+                asked = "name one with --array" if array is None else f"there is no {array}"
+                raise ValueError(f"it holds the arrays {', '.join(names)}: {asked}")
             return arrays[name]
     except zipfile.BadZipFile as error:
         raise ValueError(error) from error

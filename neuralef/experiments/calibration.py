@@ -59,7 +59,9 @@ def over_folds(
         p_outside = None if outside is None else posterior.probabilities(outside)
         found.append(scores(p, labels[rest], p_outside))
         drawn = picture(p, labels[rest], p_outside)
-    values = {name: torch.tensor([f[name] for f in found]).double() for name in found[0]}
+    values = {
+        name: torch.tensor([f[name] for f in found], dtype=torch.float64) for name in found[0]
+    }
     return {
         "mean": {name: float(value.mean()) for name, value in values.items()},
         "spread": {name: float(value.std(correction=0)) for name, value in values.items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,14 +85,17 @@ def read_resnet(checkpoint: str | None) -> tuple[str, ResNet]:
         blocks = sum(name.startswith("layer1.") and name.endswith("conv1.weight") for name in state)
         width, channels = state["conv1.weight"].shape[:2]
         outputs = len(state["fc.weight"])
+        if outputs != 10:
+            raise ValueError(f"it has {outputs} classes, not ten")
         model = ResNet(6 * blocks + 2, width, channels, outputs, seed=0)
         model.load_state_dict(state)
     except (
-        RuntimeError, UnpicklingError, EOFError, TypeError, AttributeError, KeyError, ValueError,
+        RuntimeError, UnpicklingError, EOFError, TypeError, AttributeError, LookupError, ValueError,
+        struct.error,
     ) as error:  # fmt: skip
         raise ValueError(
             f"{checkpoint} is no state dict of a ResNet for CIFAR-10: "
-            f"{' '.join(str(error).split())[:200]}"
+            f"{' '.join(re.sub(chr(27) + r'.[0-9]*m', '', str(error)).split())[:200]}"
         ) from error
     return f"ResNet-{6 * blocks + 2}", model
 

@@ -6,6 +6,7 @@ papers start from, too; "paper" trains the paper's own ResNets first.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -101,7 +102,9 @@ def ways(bench: Bench, preset: Preset) -> Iterator[tuple[str, Way]]:
         build = partial(lambda k, seed: fitted(bench.exact.truncate(min(k, bench.exact.k))), k)
         yield f"exact, k = {k}", Way(build, ("exact spectrum",))
     tailed = partial(fitted, temperature=1.0, tail=True)
-    tail = Way(lambda seed: tailed(bench.exact.truncate(s.k)), ("exact spectrum",))
+    tail = Way(
+        lambda seed: tailed(bench.exact.truncate(min(s.k, bench.exact.k))), ("exact spectrum",)
+    )
     yield f"exact, k = {s.k}, with tail", tail
     lessons, functions = ("teacher", "lessons"), s.k + OVERSAMPLE
 
@@ -173,7 +176,10 @@ def over_the_plane(case: Case, preset: Preset, seed: int) -> dict[str, Any]:
     left, right, bottom, top = PLANE
     rows, columns = torch.linspace(bottom, top, GRID), torch.linspace(left, right, GRID)
     nodes = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), -1).reshape(-1, 2)
-    solvers = {"exact": Subspace(preset.settings.most), "head": NeuralEF(preset.settings.k)}
+    solvers = {
+        "exact": Subspace(preset.settings.most, seed=seed),
+        "head": NeuralEF(preset.settings.k, steps=preset.settings.steps, seed=seed, progress=False),
+    }
     posteriors: dict[str, Any] = {"the model itself": MAP(case.model)}
     for name, solver in solvers.items():
         posterior = LinearizedLaplace(case.model, solver=solver, seed=seed)
@@ -228,7 +234,11 @@ def run(
     from neuralef import plots
 
     chosen = PRESETS[preset]
-    config = asdict(chosen) | {"seed": seed}
+    used = {"plane": (), "checkpoint": ("data", "checkpoint"), "train": ("data",)}
+    for name, value in (("data", data), ("checkpoint", checkpoint)):
+        if value is not None and name not in used[chosen.plan.kind]:
+            raise ValueError(f"the preset {preset} takes no --{name}")
+    config = asdict(chosen) | {"seed": seed, "checkpoint": _content(checkpoint)}
     ledger = Ledger(out / "parts.json", config)
     cases: dict[str, Callable[..., Iterator[tuple[str, Case]]]] = {
         "plane": plane_case,
@@ -248,6 +258,14 @@ def run(
         write_figure(out, name, figure)
     ledger.path.unlink(missing_ok=True)
     return result
+
+
+def _content(checkpoint: str | None) -> str | None:
+    """Which weights a run starts from, wherever they lie."""
+    if checkpoint is None or not Path(checkpoint).is_file():
+        return None
+    digest = hashlib.sha256(Path(checkpoint).read_bytes()).hexdigest()
+    return f"{Path(checkpoint).name}, sha256 {digest[:16]}"
 
 
 PAPER = {

@@ -17,7 +17,12 @@ class Ledger:
         config = json.loads(json.dumps(config))
         self.content: dict[str, Any] = {"config": config, "records": {}, "seconds": {}}
         if path.exists():
-            found = json.loads(path.read_text())
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+                if set(found) != set(self.content):
+                    raise ValueError("it lacks some of its parts")
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{path} is damaged: {error}; remove it") from error
             if found["config"] != config:
                 raise ValueError(f"{path} belongs to a run with other settings: remove it")
             self.content = found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import struct
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,12 +14,14 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from neuralef.bayes import LinearizedLaplace
 from neuralef.bayes.baselines import MAP
-from neuralef.bayes.likelihood import gaussian_nll
-from neuralef.checks import check_choice
+from neuralef.bayes.likelihood import LIKELIHOODS, check_targets, gaussian_nll
+from neuralef.checks import check_choice, check_points
 from neuralef.data.tables import read_table
 from neuralef.experiments.calibration import picture, scores
 from neuralef.experiments.device import timed
@@ -29,6 +33,10 @@ SOLVERS: dict[str, Callable[..., Solver]] = {
     "distill": Distill,
     "exact": Subspace,
 }
+UNREADABLE = (
+    RuntimeError, UnpicklingError, EOFError, AttributeError, ValueError, LookupError, struct.error,
+    SafetensorError,
+)  # fmt: skip
 LEVELS = tuple(i / 20 for i in range(1, 20))  # of intervals whose coverage is counted
 Pair = tuple[Tensor, Tensor]
 
@@ -72,9 +80,12 @@ def make_model(factory: str, checkpoint: str, device: str) -> nn.Module:
         function = getattr(import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"cannot find {factory}: {error}") from error
-    model = function() if callable(function) else function
+    made = isinstance(function, nn.Module) or not callable(function)
+    model = function if made else function()
     if not isinstance(model, nn.Module):
         raise TypeError(f"{factory} must build a torch module, got {type(model).__name__}")
+    if next(model.parameters(), None) is None:
+        raise ValueError(f"{factory} builds a module without parameters: the NTK is zero")
     state = read_state(checkpoint)
     try:
         model.load_state_dict(state)
@@ -88,16 +99,15 @@ def read_state(path: str) -> dict[str, Tensor]:
     """A state dict from .safetensors or .pt, there perhaps under the key "state_dict"."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no such checkpoint: {path}")
-    if path.endswith(".safetensors"):
-        from safetensors.torch import load_file
-
-        return load_file(path)
     try:
+        if path.endswith(".safetensors"):
+            return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, UnpicklingError, EOFError, AttributeError, ValueError) as error:
+    except UNREADABLE as error:
+        said = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:150]
         raise ValueError(
             f"cannot read {path}: expected the tensors of a state dict and nothing else, "
-            f"torch.save(model.state_dict(), path); {' '.join(str(error).split())[:150]}"
+            f"torch.save(model.state_dict(), path); {said}"
         ) from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
@@ -109,7 +119,19 @@ def read_points(path: str, model: nn.Module) -> Tensor:
     """The array x of an .npz: numbers in the model's dtype, whole numbers as token ids."""
     parameter = next(model.parameters())
     x = torch.from_numpy(read_table(path, "x"))
-    return x.to(parameter.device, parameter.dtype if x.is_floating_point() else torch.int64)
+    x = x.to(parameter.device, parameter.dtype if x.is_floating_point() else torch.int64)
+    return check_points(x, f"x of {path}", integers=True)
+
+
+def check_pair(path: str, model: nn.Module, x: Tensor, y: Tensor | None, likelihood: str) -> None:
+    """Refuse points that the model does not take, and targets that are not its own."""
+    try:
+        outputs = MAP(model).outputs(x[:8])
+    except (RuntimeError, IndexError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"the model does not take the points of {path}: {said}") from error
+    if y is not None:
+        check_targets(likelihood, y, outputs[:1].expand(len(y), -1))
 
 
 def read_pairs(path: str, model: nn.Module, likelihood: str) -> Pair:
@@ -167,6 +189,9 @@ def run(
     from neuralef import plots
 
     solver = request.make_solver(progress)
+    check_choice(request.likelihood, "likelihood", LIKELIHOODS)
+    if request.outside is not None and request.likelihood == "regression":
+        raise ValueError("a regression has no entropy to tell foreign points by: no --outside")
     model = make_model(request.model, request.checkpoint, device)
     read = {"train": request.train, "test": request.test, "tune": request.tune}
     pairs = {
@@ -175,6 +200,10 @@ def run(
         if path is not None
     }
     outside = None if request.outside is None else read_points(request.outside, model)
+    for name, (x, y) in pairs.items():
+        check_pair(str(read[name]), model, x, y, request.likelihood)
+    if outside is not None:
+        check_pair(str(request.outside), model, outside, None, request.likelihood)
     posterior = LinearizedLaplace(
         model, request.likelihood, solver, tail=request.tail, seed=request.seed
     )
