@@ -142,3 +142,23 @@ def test_the_papers_schedule_steps_down_twice():
     found = [factor(epoch / 150) for epoch in (0, 79, 80, 119, 120, 149)]
     assert found == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
     assert not nesterov
+
+
+def test_the_papers_trajectory_rises_again_and_stays():
+    from neuralef.experiments.classifier import SCHEDULES
+
+    factor, _ = SCHEDULES["trajectory"]
+    found = [0.1 * factor(epoch / 200) for epoch in (0, 80, 120, 149, 150, 152.5, 155, 199)]
+    assert found == pytest.approx([0.1, 0.01, 0.001, 0.001, 0.001, 0.0255, 0.05, 0.05])
+
+
+def test_every_step_may_be_followed():
+    x, labels = brightness()
+    model, seen = ResNet(8, 4, outputs=1, seed=0), []
+
+    def after(step):
+        seen.append((step, float(model.fc.bias)))
+
+    train_classifier(model, x, labels, 2, batch_size=32, after=after)
+    assert [step for step, _ in seen] == list(range(1, 9))
+    assert len({bias for _, bias in seen}) == 8  # the weights of each step are there to be read

@@ -24,11 +24,19 @@ SCHEDULES: dict[str, tuple[Callable[[float], float], bool]] = {
     "cycle": (lambda t: _rise(t / 0.25 if t < 0.25 else 1 - (t - 0.25) / 0.75), True),
     # of the paper: a tenth after 80 and after 120 of 150 epochs
     "steps": (lambda t: 0.1 ** ((t >= 80 / 150) + (t >= 120 / 150)), False),
+    # of the paper's trajectories, over 200 epochs: the same, then up again, and level
+    "trajectory": (lambda t: _trajectory(200 * t), False),
 }
 
 
 def _rise(t: float) -> float:
     return (1 - math.cos(math.pi * t)) / 2
+
+
+def _trajectory(epoch: float) -> float:
+    if epoch < 150:
+        return 0.1 ** ((epoch >= 80) + (epoch >= 120))
+    return 0.01 + 0.49 * min(1.0, (epoch - 150) / 5)
 
 
 def train_classifier(
@@ -44,12 +52,14 @@ def train_classifier(
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
     checkpoint: Path | None = None,
+    after: Callable[[int], None] = lambda step: None,
 ) -> nn.Module:
     """SGD with momentum on crops and mirror images; on a GPU each step is one captured graph.
 
     A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax. The
-    `schedule` is one cycle of the rate with Nesterov's momentum, or the steps of the paper. With a
+    `schedule` is one cycle of the rate with Nesterov's momentum, or one of the paper's. With a
     `checkpoint` an interrupted training goes on from there, and one that is over is only read.
+    `after(steps)` is called when so many steps are done.
     """
     check_choice(schedule, "schedule", tuple(SCHEDULES))
     check_count(epochs, "epochs")
@@ -74,6 +84,7 @@ def train_classifier(
                 share = (epoch * per_epoch + position) / (epochs * per_epoch)
                 index = order[position * batch_size : (position + 1) * batch_size]
                 training.step(index, learning_rate * factor(share))
+                after(epoch * per_epoch + position + 1)
             done = epoch + 1
             if done % max(1, epochs // 5) == 0:
                 report(f"classifier: epoch {done} of {epochs}, loss {float(training.loss):.3f}")
