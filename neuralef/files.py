@@ -237,7 +237,8 @@ def _network(
         directions = torch.ones_like(tensors["network.directions"])
         return TangentFunctions(part, directions, header["outputs"])
     if kind == "ActivationHead":
-        return ActivationHead.like(part, tensors, header["outputs"], header["independent"])
+        example = _example(header["example"], tensors)
+        return ActivationHead.like(part, tensors, header["outputs"], header["independent"], example)
     if kind == "Normalized" and not isinstance(part, Normalized):
         k = tensors["network.normalization.mean_square"].shape[-1]
         return Normalized(part, L2BatchNorm(k, header["outputs"], header["independent"]))

@@ -68,3 +68,10 @@ def points_at_once(x: Points) -> int:
 def flat(x: Points) -> Tensor:
     """Each point as one row of float64 numbers, by which points can be told apart."""
     return torch.cat([t.detach().reshape(len(t), -1).double() for t in tensors_of(x)], dim=1)
+
+
+def move(x: Points, device: torch.device) -> Points:
+    """Points on a device."""
+    if isinstance(x, Tensor):
+        return x.to(device)
+    return PointDict({key: value.to(device) for key, value in x.items()})

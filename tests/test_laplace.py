@@ -541,3 +541,56 @@ def test_short_jacobians_are_features_themselves():
         posterior.fit([(x, labels(60))])
         gap = posterior._explicit(x).to_dense() - exact
         assert (float(gap.abs().max()) < 1e-9) == same
+
+
+class Transformer(nn.Module):
+    """A head that is registered first, fused layers, a projection that torch calls by its weights,
+    and a layer that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.unused = nn.Linear(8, 3), nn.Linear(4, 4)
+        self.embedding = nn.Embedding(11, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, tokens):
+        return self.head(self.encoder(self.embedding(tokens)).mean(1))
+
+
+def test_a_head_reads_any_layers_that_run(tmp_path):
+    torch.manual_seed(0)
+    model = Transformer().eval()
+    tokens, y = torch.randint(11, (40, 5)), torch.arange(40) % 3
+    solver = nef.NeuralEF(k=3, steps=5, batch_size=32)
+    posterior = LinearizedLaplace(model, solver=solver, samples=32).fit([(tokens, y)])
+    seen = posterior.spectrum.network.activations
+    assert seen.names == [
+        "head",
+        *(f"encoder.layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)),
+    ]
+    assert seen.size == 8 + 2 * (8 + 16) + 3
+    posterior.save(tmp_path / "p.safetensors")
+    loaded = LinearizedLaplace.load(tmp_path / "p.safetensors", model)
+    torch.testing.assert_close(loaded.predict_proba(tokens), posterior.predict_proba(tokens))
+    torch.testing.assert_close(posterior.predict(tokens).mean, model(tokens).detach().double())
+
+
+class Folded(nn.Module):
+    """A layer that sees the parts of all points in one batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.each, self.last = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        parts = self.each(x.reshape(-1, 2)).reshape(len(x), -1, 4)
+        return self.last(torch.tanh(parts).mean(1))
+
+
+def test_a_layer_that_sees_other_than_one_row_a_point_is_left_out():
+    torch.manual_seed(0)
+    model, x = Folded().eval(), torch.randn(40, 6)
+    assert nef.networks.Activations(model, x[:2]).names == ["last"]
+    posterior = LinearizedLaplace(model, solver=nef.NeuralEF(k=3, steps=5), samples=32)
+    assert posterior.fit([(x, torch.arange(40) % 3)]).predict_proba(x).shape == (40, 3)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_points
-from neuralef.points import PointDict, Points, flat
+from neuralef.points import PointDict, Points, flat, move
 
 AT_ONCE = 8192  # points
 LABELS = ("labels", "label", "targets", "target", "y")
@@ -80,10 +80,3 @@ def _join(parts: list[Any]) -> Points:
     if isinstance(parts[0], Tensor):
         return torch.cat(parts)
     return PointDict({key: torch.cat([part[key] for part in parts]) for key in parts[0]})
-
-
-def move(x: Any, device: torch.device) -> Any:
-    """Points on a device."""
-    if isinstance(x, Tensor):
-        return x.to(device)
-    return PointDict({key: value.to(device) for key, value in x.items()})

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.bayes.batches import move
 from neuralef.checks import check_alike, check_points
 from neuralef.files import fingerprint
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.activations import ActivationHead
 from neuralef.networks.trial import check_model
-from neuralef.points import Points, points_at_once
+from neuralef.points import Points, move, points_at_once
 from neuralef.solvers.refine import evaluate
 from neuralef.spectrum import Spectrum
 

@@ -167,7 +167,7 @@ class LinearizedLaplace:
         if network is None:
             head = ActivationHead(
                 self.model, solver.k + solver.oversample, kernel.outputs,
-                normalize=solver.normalized, seed=self.seed,
+                normalize=solver.normalized, seed=self.seed, example=x[:2],
             )  # fmt: skip
             head.standardize(x)
             network = head

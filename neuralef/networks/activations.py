@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.networks.mlp import SharedMLP
+from neuralef.networks.precision import layer_by_layer
 from neuralef.networks.trial import check_model
-from neuralef.points import Points, points_at_once
+from neuralef.points import Points, move, points_at_once
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -18,26 +20,34 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Activations(nn.Module):
     """x ↦ what a model's layers see of x: the mean of each channel they take in, and the outputs.
 
-    One forward pass gives these and the model's own output. The model is a frozen copy.
+    One forward pass gives these and the model's own output. The model is a frozen copy. With an
+    `example`, some points, layers that do not run once for each point are left out; without one
+    every linear and convolutional layer is expected to.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
     >>> Activations(model)(torch.randn(5, 3, 8, 8)).shape
     torch.Size([5, 301])
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, example: Points | None = None) -> None:
         super().__init__()
         check_model(model)
         self.model = copy.deepcopy(model).requires_grad_(False)
-        layers = self._layers()
-        if not layers:
+        self.names = [n for n, part in self.model.named_modules() if isinstance(part, LAYERS)]
+        if not self.names:
             raise ValueError(
                 f"{type(model).__name__} has no linear or convolutional layers to look at"
             )
+        layers: list[Any] = [self.model.get_submodule(name) for name in self.names]
         self.size = sum(map(_channels, layers)) + len(layers[-1].weight)
-
-    def _layers(self) -> list[Any]:
-        return [layer for layer in self.model.modules() if isinstance(layer, LAYERS)]
+        if example is not None:
+            with torch.no_grad():
+                out, seen = self._run(example)
+            once = [name for name in self.names if [n for n, _ in seen].count(name) == 1]
+            rows = {name for name, taken in seen if len(taken) == len(example)}
+            self.names = [name for name in once if name in rows]
+            kept = [taken for name, taken in seen if name in self.names]
+            self.size = sum(taken.shape[1] for taken in kept) + out[0].numel()
 
     def train(self, mode: bool = True) -> Activations:
         """The model stays in eval mode: it is not what is being trained."""
@@ -45,31 +55,40 @@ class Activations(nn.Module):
         self.model.eval()
         return self
 
-    def both(self, x: Points) -> tuple[Tensor, Tensor]:
-        """The model's output and the activations (n, a), of one pass."""
-        seen: list[Tensor] = []
+    def _run(self, x: Points) -> tuple[Tensor, list[tuple[str, Tensor]]]:
+        """The model's output, and what its layers took in, in the order of their calls."""
+        seen: list[tuple[str, Tensor]] = []
         last: tuple[Any, Any] = (None, None)  # a skip connection takes in what its block does
 
-        def look(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        def look(name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
             nonlocal last
             if args[0] is not last[0]:
                 taken = args[0].movedim(-1, 1) if isinstance(layer, nn.Linear) else args[0]
                 last = args[0], taken.flatten(2).mean(2) if taken.ndim > 2 else taken
-            seen.append(last[1])
+            seen.append((name, last[1]))
 
-        hooks = [layer.register_forward_pre_hook(look) for layer in self._layers()]
+        hooks = [
+            self.model.get_submodule(name).register_forward_pre_hook(partial(look, name))
+            for name in self.names
+        ]
         try:
-            out = self.model(x)
+            with layer_by_layer():
+                return self.model(x), seen
         finally:
             for hook in hooks:
                 hook.remove()
-        activations = torch.cat([*seen, out[:, None] if out.ndim == 1 else out], dim=1)
-        if activations.shape[1] != self.size:
+
+    def both(self, x: Points) -> tuple[Tensor, Tensor]:
+        """The model's output and the activations (n, a), of one pass."""
+        out, seen = self._run(x)
+        parts = [taken for _, taken in seen] + [out[:, None] if out.ndim == 1 else out]
+        if sum(part.shape[1] for part in parts) != self.size:
             raise ValueError(
                 f"expected each layer of the model to run once and give {self.size} activations in "
-                f"all, got {activations.shape[1]}: pass a network of your own instead"
+                f"all, got {sum(part.shape[1] for part in parts)}: pass an example of the points, "
+                "or a network of your own instead"
             )
-        return out, activations
+        return out, torch.cat(parts, dim=1)
 
     def forward(self, x: Points) -> Tensor:
         """(n, a)."""
@@ -101,9 +120,10 @@ class ActivationHead(nn.Module):
         depth: int = 3,
         normalize: bool = True,
         seed: int | None = None,
+        example: Points | None = None,
     ) -> None:
         super().__init__()
-        self.activations = Activations(model)
+        self.activations = Activations(model, example)
         if width is None:
             width = min(512, max(64, 4 * self.activations.size))
         self.head = SharedMLP(
@@ -113,7 +133,12 @@ class ActivationHead(nn.Module):
 
     @classmethod
     def like(
-        cls, model: nn.Module, tensors: dict[str, Tensor], outputs: int, independent: bool
+        cls,
+        model: nn.Module,
+        tensors: dict[str, Tensor],
+        outputs: int,
+        independent: bool,
+        example: Points,
     ) -> ActivationHead:
         """A head of the sizes that the tensors of a saved spectrum have, on a model."""
         depth = sum(".head.weights." in name for name in tensors)
@@ -121,7 +146,11 @@ class ActivationHead(nn.Module):
             tensors[f"network.head.weights.{layer}"].shape[-1] for layer in (0, depth - 1)
         )
         normalized = any(".head.normalization." in name for name in tensors)
-        return cls(model, heads // outputs, outputs, independent, width, depth, normalized)
+        device = next(model.parameters()).device
+        return cls(
+            model, heads // outputs, outputs, independent, width, depth, normalized,
+            example=move(example, device),
+        )  # fmt: skip
 
     def standardize(self, x: Points) -> None:
         """Take the shift and the scale of each activation from the points x."""

@@ -11,15 +11,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
-def differentiable() -> Iterator[None]:
-    """Fused attention has no rules for vmap and forward-mode derivatives: take the plain one."""
+def layer_by_layer() -> Iterator[None]:
+    """No fused transformer layers, inside which no layer of the model is called."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
+        yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Fused attention has no rules for vmap and forward-mode derivatives: take the plain one."""
+    with layer_by_layer(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @contextmanager
