@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 
@@ -10,3 +12,21 @@ def _one_thread():
 @pytest.fixture(autouse=True)
 def _fixed_random_state():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def neuralef(tmp_path, monkeypatch, capsys):
+    """Call a command in an empty folder; returns its exit code, output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NEURALEF_DATA", raising=False)
+
+    def call(*words):
+        from neuralef.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["neuralef", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return call

@@ -1,7 +1,6 @@
 """The command line as users meet it: through main(), in an empty folder."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -9,22 +8,6 @@ import torch
 from safetensors.torch import save_file
 
 import neuralef as nef
-from neuralef.cli import main
-
-
-@pytest.fixture
-def neuralef(tmp_path, monkeypatch, capsys):
-    """Call a command; returns its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["neuralef", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return call
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from neuralef.bayes import LinearizedLaplace
-from neuralef.cli import main
 from neuralef.experiments.record import KEYS
 from neuralef.metrics import accuracy, auroc, entropy, nll
 
@@ -70,20 +69,11 @@ number = 3
 COMMON = ("--k", 3, "--solver", "exact")
 
 
-@pytest.fixture
-def neuralef(tmp_path, monkeypatch, capsys):
-    """Call a command; returns its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def _forget_the_users_module(monkeypatch):
+    """Each test writes a module of its own under one name."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["neuralef", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    yield call
+    yield
     sys.modules.pop(MODULE, None)
 
 

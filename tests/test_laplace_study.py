@@ -21,7 +21,6 @@ from torch import nn
 from neuralef import plots, tables
 from neuralef.bayes import tuning
 from neuralef.bayes.baselines import MAP
-from neuralef.cli import main
 from neuralef.experiments import cases, classifier, device, laplace
 from neuralef.experiments.cases import Plan, image_case, plane_case, read_resnet
 from neuralef.experiments.cifar import normalised
@@ -146,22 +145,6 @@ def study(request, studies):
 
 def only(kind):
     return pytest.mark.parametrize("study", [kind], indirect=True)
-
-
-@pytest.fixture
-def neuralef(tmp_path, monkeypatch, capsys):
-    """Call a command; returns its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NEURALEF_DATA", raising=False)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["neuralef", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return call
 
 
 def expected_ways(kind):

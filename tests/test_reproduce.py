@@ -1,33 +1,15 @@
 """`neuralef reproduce`, what it refuses, and the network of the ntk study at full scale."""
 
 import json
-import sys
 import zipfile
 
 import pytest
 import torch
 from studies import TINY, blobs, never, tiny
 
-from neuralef.cli import main
 from neuralef.experiments import ntk, scale
 from neuralef.experiments.record import read_result
 from neuralef.networks import ResNet
-
-
-@pytest.fixture
-def neuralef(tmp_path, monkeypatch, capsys):
-    """Call a command; returns its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NEURALEF_DATA", raising=False)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["neuralef", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return call
 
 
 @pytest.fixture

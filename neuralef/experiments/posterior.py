@@ -226,6 +226,7 @@ def run(
         "prior_variance": posterior.prior_variance_,
         "temperature": posterior.temperature_,
         "noise": posterior.noise_,
+        "noise_shape": posterior.noise_shape.tolist(),
         **report,
     }
     result = write_result(
