@@ -2,6 +2,8 @@ import sys
 
 import pytest
 import torch
+from laplace_studies import studies, study  # noqa: F401
+from users import user  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="session")
