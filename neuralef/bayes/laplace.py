@@ -213,7 +213,7 @@ class LinearizedLaplace:
         fixed = {name: value for name, value in given.items() if value is not None}
         free = [name for name in given if name not in fixed]
         unit = {"noise": self.noise_ or 1.0}
-        normals = self.weights().normals(outputs, DRAWS)
+        normals = self.weights().even_normals(outputs, DRAWS)
 
         def chosen(values: Iterable[float]) -> dict[str, float]:
             found = zip(free, values, strict=True)
@@ -280,7 +280,7 @@ class LinearizedLaplace:
         check_choice(method, "method", METHODS)
         check_count(draws, "draws")
         weights = self.weights()
-        return weights.probabilities(outputs, method, weights.normals(outputs, draws))
+        return weights.probabilities(outputs, method, weights.even_normals(outputs, draws))
 
     @classmethod
     def paper(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from neuralef.bayes.likelihood import Gaussian
-from neuralef.bayes.predictive import probabilities, to_probabilities
+from neuralef.bayes.predictive import even_normals, probabilities, to_probabilities
 
 NUMBERS_AT_ONCE = 2**26  # of a Monte Carlo mean
 
@@ -69,11 +69,13 @@ class WeightPosterior:
     def normals(self, outputs: Outputs, draws: int) -> Tensor:
         """Random numbers for draws, the same for all points: (draws, k), or (draws, c)."""
         generator = torch.Generator().manual_seed(self.seed)
-        _, c, k = outputs.features.shape
-        # with a tail, whose covariance between points is not at hand, each point by itself
-        shape = (draws, k if outputs.tails is None else c)
+        shape = draws, _directions(outputs)
         numbers = torch.randn(shape, dtype=torch.float64, generator=generator)
         return numbers.to(outputs.mean.device)
+
+    def even_normals(self, outputs: Outputs, draws: int) -> Tensor:
+        """Those for a mean over draws, which depend on each other to make it better."""
+        return even_normals(draws, _directions(outputs), self.seed).to(outputs.mean.device)
 
     def draw(self, outputs: Outputs, normals: Tensor) -> Tensor:
         """Outputs (draws, n, c) from random numbers: those of whole functions."""
@@ -98,3 +100,12 @@ class WeightPosterior:
                 found, t = self.gaussian(part), self.softmax_temperature
                 parts.append(probabilities(found.mean / t, found.covariance / t**2, method))
         return torch.cat(parts)
+
+
+def _directions(outputs: Outputs) -> int:
+    """How many random numbers make a draw: k, or c of each point by itself with a tail.
+
+    The covariance of a tail between points is not at hand.
+    """
+    _, c, k = outputs.features.shape
+    return k if outputs.tails is None else c

@@ -100,6 +100,7 @@ class Tangent(nn.Module):
         parts = zip(self.names, vector.split(self.sizes), self.shapes, strict=True)
         return {name: part.view(shape) for name, part, shape in parts}
 
+    @full_precision()
     def jacobian(self, x: Points) -> Tensor:
         """J(x), (n, c, p), of a few points: one reverse pass for each output and point."""
         if self._way is None:
@@ -116,7 +117,7 @@ class Tangent(nn.Module):
         A model may use a layer's weights elsewhere too, or keep them where torch.func cannot put
         others in their place, as torch's recurrent layers do.
         """
-        with full_precision(), torch.no_grad():
+        with torch.no_grad():
             true = self.loop_jacobian(x)
             slack = torch.finfo(true.dtype).eps ** 0.5 * true.abs().max()
             for way in (self._layer_jacobian, self.vmap_jacobian):
@@ -183,6 +184,7 @@ class Tangent(nn.Module):
             return torch.cat(parts)
         return self.forward_mode(x, directions)
 
+    @full_precision()
     def forward_mode(self, x: Points, directions: Tensor) -> Tensor:
         """J(x) V by one forward pass with a tangent for each column of V."""
         parameters = self.weights()
@@ -193,6 +195,7 @@ class Tangent(nn.Module):
 
         return self._by_columns(x, directions, column)
 
+    @full_precision()
     def finite_difference(self, x: Points, directions: Tensor, epsilon: float) -> Tensor:
         """(f(x; θ + εv) − f(x; θ))/ε for each column v of V: the paper's way."""
         parameters = self.weights()
@@ -202,8 +205,7 @@ class Tangent(nn.Module):
             moved = {name: value + epsilon * moved[name] for name, value in parameters.items()}
             return (self.values(moved, points) - self.values(parameters, points)) / epsilon
 
-        with full_precision():
-            return self._by_columns(x, directions, column)
+        return self._by_columns(x, directions, column)
 
     def _by_columns(
         self, x: Points, directions: Tensor, column: Callable[[Tensor, Any], Tensor]
