@@ -26,6 +26,7 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "mnist": ("data",),
     "ntk": ("data", "checkpoint"),
     "laplace": ("data", "checkpoint"),
+    "trajectory": ("data",),
 }
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from statistics import median
 from typing import Any
 
 from rich import box
@@ -235,6 +236,43 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
         )
 
 
+def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of every posterior of a training's iterates, clean and corrupted, and its storage."""
+    for case, measured in result["measured"].items():
+        seeds = measured["seeds"]
+        rows = [
+            (name, f"{100 * _mean(found, 'accuracy'):.2f}", f"{_mean(found, 'nll'):.4f}",
+             f"{_mean(found, 'ece'):.4f}")
+            for name in seeds[0]["ways"]
+            if (found := [seed["ways"][name] for seed in seeds])
+        ]  # fmt: skip
+        yield _table(f"{case}, mean of {len(seeds)} seeds", ("method", "%", "NLL", "ECE"), rows)
+        first, rates = seeds[0], [seed["rates"]["ratio"] for seed in seeds]
+        kept = ", ".join(f"{name} {size:,}" for name, size in first["storage"].items())
+        yield f"bytes: {kept}"
+        yield (
+            f"{first['functions']} functions recorded at {first['rates']['recorded']:,.0f} images "
+            f"a second, {min(rates):.2f} of plain inference"
+        )
+        for row in first.get("samples", ()):
+            told = ", ".join(f"{name} {way['nll']:.4f}" for name, way in row["ways"].items())
+            yield f"M = {row['samples']}, NLL: {told}"
+        if "corruptions" in first:
+            yield from _corrupted(first["corruptions"])
+
+
+def _corrupted(found: dict[str, Any]) -> Iterator[Table | str]:
+    """Medians over the corruptions and all severities."""
+    rows = []
+    for name, corruptions in found["ways"].items():
+        scores = [score for severities in corruptions.values() for score in severities]
+        rows.append((name, *(f"{median(s[key] for s in scores):.4f}" for key in ("nll", "ece"))))
+    title = f"medians over corruptions, {found['source']}, {found['images']} images each"
+    yield _table(title, ("method", "NLL", "ECE"), rows)
+    if found["left out"]:
+        yield f"left out, for want of its photographs: {', '.join(found['left out'])}"
+
+
 def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     """Scores of a model and of its posterior."""
     measured = result["measured"]
@@ -270,7 +308,7 @@ def any_result(result: dict[str, Any]) -> Iterator[Table | str]:
     """The tables of whatever run this is."""
     tables = {
         "demo": demo, "fit": fit, "classic": classic, "toy": toy, "mnist": mnist, "ntk": ntk,
-        "laplace": laplace, "posterior": posterior, "bench": bench,
+        "laplace": laplace, "trajectory": trajectory, "posterior": posterior, "bench": bench,
     }  # fmt: skip
     if result["experiment"] not in tables:
         raise ValueError(f"no table for a result of {result['experiment']!r}; use --json")

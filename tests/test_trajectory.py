@@ -259,7 +259,10 @@ def test_functions_vary_as_the_kernel_says_and_travel_by_file(independent, tmp_p
     sampled = torch.einsum("snc,snd->ncd", gap, gap) / len(draws)
     scale = float(found.covariance.abs().max())
     torch.testing.assert_close(sampled, found.covariance, rtol=0.1, atol=0.05 * scale)
-    torch.testing.assert_close(posterior.predict_proba(new), draws.softmax(-1).mean(0))
+    # two estimates of one mean, by 20,000 draws each
+    torch.testing.assert_close(
+        posterior.predict_proba(new), draws.softmax(-1).mean(0), rtol=0, atol=5e-3
+    )
     posterior.save(tmp_path / "p.safetensors")
     loaded = TrajectoryPosterior.load(tmp_path / "p.safetensors", mean)
     torch.testing.assert_close(loaded.predict_proba(new), posterior.predict_proba(new))

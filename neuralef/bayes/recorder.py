@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector
 from torch.optim.swa_utils import AveragedModel
 
 from neuralef.checks import check_choice, check_count, check_points
@@ -64,7 +63,7 @@ class TrajectoryRecorder:
             batch_size, "batch_size"
         )  # fmt: skip
         self.path = None if path is None else Path(path)
-        first = self._evaluate(self.x[:2])
+        first = self.evaluate(self.x[:2])
         if first.ndim not in (1, 2):
             raise ValueError(f"the model must give (n,) or (n, c), got {tuple(first.shape)}")
         shape = (self.capacity, len(self.x), *first.shape[1:])
@@ -87,18 +86,9 @@ class TrajectoryRecorder:
             np.lib.format.open_memmap(self.path, mode="w+", dtype=kind, shape=shape)
         )
 
-    @torch.no_grad()
-    def _evaluate(self, x: Points) -> Tensor:
-        modes = [part.training for part in self.model.modules()]
-        self.model.eval()
-        half = self.precision == "bfloat16"
-        try:
-            with torch.autocast(self.x.device.type, torch.bfloat16, enabled=half):
-                parts = [self.model(part) for part in x.split(self.batch_size)]
-        finally:
-            for part, mode in zip(self.model.modules(), modes, strict=True):
-                part.training = mode
-        return torch.cat(parts)
+    def evaluate(self, x: Points) -> Tensor:
+        """The model's values at any points, in eval mode and in the recorder's precision."""
+        return evaluate_as_is(self.model, x, self.precision, self.batch_size)
 
     def record(self) -> None:
         """Keep the model's values at the points, as it is now."""
@@ -106,7 +96,7 @@ class TrajectoryRecorder:
             raise ValueError(f"the recorder is full: it was made for {self.capacity} samples")
         if self.refresh is not None:
             self.refresh(self.model)
-        self.values[self.count].copy_(self._evaluate(self.x))
+        self.values[self.count].copy_(self.evaluate(self.x))
         self.count += 1
 
     def collect(self) -> None:
@@ -125,7 +115,7 @@ class TrajectoryRecorder:
         `samples` takes so many of the recorded functions, evenly spread.
         """
         self._check_filled(2)
-        chosen = self._chosen(samples)
+        chosen = self.chosen(samples)
         n = len(self.x)
         shape = (n, *self.values.shape[2:], len(chosen))
         phi = torch.empty(shape, dtype=self.values.dtype, device=self.x.device)
@@ -139,7 +129,8 @@ class TrajectoryRecorder:
             phi = phi[:, 0]
         return FeatureGram(self.x, phi, independent=independent)
 
-    def _chosen(self, samples: int | None) -> Tensor:
+    def chosen(self, samples: int | None = None) -> Tensor:
+        """The numbers of so many recorded functions, evenly spread, or of all."""
         if samples is None:
             return torch.arange(self.count)
         if not 2 <= check_count(samples, "samples") <= self.count:
@@ -152,19 +143,87 @@ class TrajectoryRecorder:
                 f"{self.count} samples are recorded, at least {least} are needed: call record()"
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Tensor]:
         """All that a loop has to keep in its checkpoint; values in a file stay there."""
         kept = {} if self.path is not None else {"values": self.values[: self.count].clone()}
-        return {"count": self.count, "weights": self.weights.state_dict(), **kept}
+        weights = {f"weights.{name}": value for name, value in self.weights.state_dict().items()}
+        return {"count": torch.tensor(self.count), **weights, **kept}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint: what was recorded after it will be recorded again."""
         self.count = int(state["count"])
         if self.count > self.capacity:
             raise ValueError(f"{self.count} samples do not fit a capacity of {self.capacity}")
         if self.path is None:
             self.values[: self.count].copy_(state["values"])
-        self.weights.load_state_dict(state["weights"])
+        self.weights.load_state_dict(below("weights.", state))
+
+
+class MeanRecorder:
+    """The mean of a trajectory's functions at some points: of single ones nothing is kept.
+
+    >>> model, x = nn.Linear(2, 3), torch.randn(20, 2)
+    >>> recorder = MeanRecorder(model, x)
+    >>> recorder.record()
+    >>> torch.allclose(recorder.mean, model(x))
+    True
+    """
+
+    def __init__(
+        self, model: nn.Module, x: Points, *, precision: str = "float32", batch_size: int = 1000
+    ) -> None:
+        self.model, self.x = model, check_points(x, integers=True)
+        self.precision, self.batch_size, self.count = precision, batch_size, 0
+        values = evaluate_as_is(model, self.x[:2], precision, batch_size)
+        self.mean = torch.zeros(len(x), *values.shape[1:], device=values.device)
+
+    def record(self) -> None:
+        """Take in the model's values at the points, as it is now."""
+        values = evaluate_as_is(self.model, self.x, self.precision, self.batch_size)
+        self.count += 1
+        self.mean.lerp_(values.to(self.mean), 1 / self.count)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The mean so far."""
+        return {"count": torch.tensor(self.count), "mean": self.mean.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self.count = int(state["count"])
+        self.mean.copy_(state["mean"])
+
+
+@torch.no_grad()
+def evaluate_as_is(model: nn.Module, x: Points, precision: str, batch_size: int) -> Tensor:
+    """Values of a model in eval mode, which is left in the mode it was in."""
+    modes = [part.training for part in model.modules()]
+    model.eval()
+    half = precision == "bfloat16"
+    try:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+            return torch.cat([model(part) for part in x.split(batch_size)])
+    finally:
+        for part, mode in zip(model.modules(), modes, strict=True):
+            part.training = mode
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """All parameters in one vector (p,), whatever their memory format."""
+    return torch.cat([value.detach().reshape(-1) for value in model.parameters()])
+
+
+def put_weights(model: nn.Module, weights: Tensor) -> None:
+    """The opposite of `weights_of`, in place."""
+    values = list(model.parameters())
+    parts = weights.split([value.numel() for value in values])
+    with torch.no_grad():
+        for value, part in zip(values, parts, strict=True):
+            value.copy_(part.view(value.shape))
+
+
+def below(mark: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a mark, by the rest of their names."""
+    return {name.removeprefix(mark): t for name, t in state.items() if name.startswith(mark)}
 
 
 class WeightMoments:
@@ -180,22 +239,18 @@ class WeightMoments:
     def __init__(self, model: nn.Module, rank: int = 20) -> None:
         self.average = AveragedModel(copy.deepcopy(model))
         self.rank, self.count = rank, 0
-        weights = self._vector(model)
+        weights = weights_of(model)
         self.variance = torch.zeros_like(weights, dtype=torch.float64)
         self.deviations = weights.new_zeros(rank, len(weights))
-
-    @staticmethod
-    def _vector(model: nn.Module) -> Tensor:
-        return parameters_to_vector(model.parameters()).detach()
 
     @property
     def mean(self) -> Tensor:
         """The mean of the weights, (p,)."""
-        return self._vector(self.average.module)
+        return weights_of(self.average.module)
 
     def update(self, model: nn.Module) -> None:
         """Take in the weights of a model."""
-        weights, before = self._vector(model), self.mean
+        weights, before = weights_of(model), self.mean
         self.average.update_parameters(model)
         # Welford's update: E θ² − (E θ)² would leave nothing but rounding of it
         before = before if self.count else self.mean
@@ -205,16 +260,17 @@ class WeightMoments:
         self.deviations[-1] = weights - self.mean
         self.count += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Tensor]:
         """The moments, for a checkpoint."""
+        average = {f"average.{name}": t.clone() for name, t in self.average.state_dict().items()}
         return {
-            "average": self.average.state_dict(), "variance": self.variance.clone(),
-            "deviations": self.deviations.clone(), "count": self.count,
+            "variance": self.variance.clone(), "deviations": self.deviations.clone(),
+            "count": torch.tensor(self.count), **average,
         }  # fmt: skip
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint."""
-        self.average.load_state_dict(state["average"])
+        self.average.load_state_dict(below("average.", state))
         self.variance.copy_(state["variance"])
         self.deviations.copy_(state["deviations"])
         self.count = int(state["count"])

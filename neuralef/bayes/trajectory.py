@@ -13,13 +13,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import vector_to_parameters
 from torch.optim.swa_utils import update_bn
 
 from neuralef.bayes.baselines import MAP
 from neuralef.bayes.likelihood import Gaussian
-from neuralef.bayes.predictive import to_probabilities
-from neuralef.bayes.recorder import WeightMoments
+from neuralef.bayes.predictive import even_normals, to_probabilities
+from neuralef.bayes.recorder import WeightMoments, below, put_weights
 from neuralef.checks import check_count, check_positive
 from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
 from neuralef.points import Points, points_at_once
@@ -112,7 +111,7 @@ class SWAG:
         self.buffers: list[list[Tensor]] = []  # of every draw, for the price of a pass over x
         if x is not None:
             for weights in self._weights():
-                vector_to_parameters(weights, self.model.parameters())
+                put_weights(self.model, weights)
                 refresh_statistics(self.model, x)
                 self.buffers.append([value.clone() for value in self.model.buffers()])
         self.model.eval()
@@ -137,7 +136,7 @@ class SWAG:
         """The outputs of every draw, (draws, n, c)."""
         found = []
         for weights, buffers in zip(self._weights(), self.buffers, strict=True):
-            vector_to_parameters(weights, self.model.parameters())
+            put_weights(self.model, weights)
             for value, kept in zip(self.model.buffers(), buffers, strict=True):
                 value.copy_(kept)
             found.append(MAP(self.model).outputs(x))
@@ -155,22 +154,18 @@ class SWAG:
 
     def save(self, path: str | Path) -> None:
         """Write the moments and the batch statistics of the draws into a safetensors file."""
-        state, names = self.moments.state_dict(), ("variance", "deviations")
-        tensors = {name: state[name] for name in names}
-        tensors |= {f"average.{name}": value for name, value in state["average"].items()}
+        tensors = {f"moments.{name}": t for name, t in self.moments.state_dict().items()}
         for number, buffers in enumerate(self.buffers):
             tensors |= {f"buffers.{number}.{i}": value for i, value in enumerate(buffers)}
-        header = {name: getattr(self, name) for name in SETTINGS} | {"count": self.moments.count}
+        header = {name: getattr(self, name) for name in SETTINGS}
         write_tensors(Path(path), GAUSSIAN, header, tensors)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> SWAG:
         """Read a posterior of models of the same architecture."""
         header, tensors = read_tensors(Path(path), GAUSSIAN)
-        moments = WeightMoments(model, len(tensors["deviations"]))
-        mark = "average."
-        average = {n.removeprefix(mark): t for n, t in tensors.items() if n.startswith(mark)}
-        moments.load_state_dict(tensors | {"average": average, "count": header["count"]})
+        moments = WeightMoments(model, len(tensors["moments.deviations"]))
+        moments.load_state_dict(below("moments.", tensors))
         found = cls(moments, None, **{name: header[name] for name in SETTINGS})
         count = len(list(model.buffers()))
         for number in range(found.draws):
@@ -221,9 +216,8 @@ class TrajectoryPosterior:
         generator = torch.Generator().manual_seed(self.seed)
         count = self.draws if draws is None else check_count(draws, "draws")
         own = features.shape[1:] if self.spectrum.independent else features.shape[2:]
-        z = torch.randn(count, *own, dtype=torch.float64, generator=generator).to(mean.device)
-        product = "nck,sck->snc" if self.spectrum.independent else "nck,sk->snc"
-        return mean + torch.einsum(product, features, z)
+        normals = torch.randn(count, *own, dtype=torch.float64, generator=generator)
+        return mean + moved(features, normals)
 
     def predict(self, x: Points) -> Gaussian:
         """The mean and the covariance between the outputs of each point."""
@@ -234,8 +228,9 @@ class TrajectoryPosterior:
 
     def predict_proba(self, x: Points) -> Tensor:
         """E softmax f(x), (n, c)."""
-        parts = [to_probabilities(self.sample(p)).mean(0) for p in x.split(points_at_once(x))]
-        return torch.cat(parts)
+        independent, settings = self.spectrum.independent, (self.draws, self.seed)
+        parts = [self._both(part) for part in x.split(points_at_once(x))]
+        return torch.cat([expected(*part, independent, *settings) for part in parts])
 
     def save(self, path: str | Path) -> None:
         """Write the posterior, but for the model of its mean, into one safetensors file."""
@@ -257,6 +252,22 @@ class TrajectoryPosterior:
         given = {"network": network}
         spectrum = unpack_spectrum(Path(path), header["spectrum"], tensors, given, device)
         return cls(mean, spectrum, header["draws"], header["seed"])
+
+
+def moved(features: Tensor, normals: Tensor) -> Tensor:
+    """Ψ̃w, (draws, n, c), for weights (draws, k), or (draws, c, k) of each output by itself."""
+    product = "nck,sck->snc" if normals.ndim == 3 else "nck,sk->snc"
+    return torch.einsum(product, features, normals.to(features))
+
+
+def expected(
+    mean: Tensor, features: Tensor, independent: bool, draws: int = 256, seed: int = 0
+) -> Tensor:
+    """E softmax(f̄ + Ψ̃w), (n, c), from f̄ (n, c) and Ψ̃ (n, c, k)."""
+    _, c, k = features.shape
+    normals = even_normals(draws, c * k if independent else k, seed)
+    normals = normals.reshape(draws, c, k) if independent else normals
+    return to_probabilities(mean + moved(features, normals)).mean(0)
 
 
 def _check_moments(moments: WeightMoments, least: int) -> None:

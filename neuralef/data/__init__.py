@@ -4,7 +4,7 @@ from neuralef.data.augment import crop_and_flip
 from neuralef.data.corruptions import corrupt, read_frost, write_corrupted
 from neuralef.data.images import read_corrupted, read_images
 from neuralef.data.sets import CORRUPTIONS
-from neuralef.data.synthetic import circles, two_moons
+from neuralef.data.synthetic import circles, gratings, two_moons
 from neuralef.data.tables import read_table, write_table
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "circles",
     "corrupt",
     "crop_and_flip",
+    "gratings",
     "read_corrupted",
     "read_frost",
     "read_images",

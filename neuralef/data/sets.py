@@ -194,8 +194,13 @@ def locate(
     return layout.form, paths
 
 
+def given_root(root: str | Path | None) -> str | Path | None:
+    """The folder of published sets: as given, or else as the environment has it, if it does."""
+    return os.environ.get(ENVIRONMENT) if root is None else root
+
+
 def _root(name: str, root: str | Path | None) -> Path:
-    root = os.environ.get(ENVIRONMENT) if root is None else root
+    root = given_root(root)
     if not root:
         raise ValueError(
             f"where is {name}? Pass --data DIR (in Python: root=DIR) or set the environment "

@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from neuralef.bayes.recorder import below
 from neuralef.checks import check_choice, check_count
 from neuralef.data.augment import crop_and_flip
 from neuralef.files import read_tensors, write_tensors
@@ -27,6 +28,16 @@ SCHEDULES: dict[str, tuple[Callable[[float], float], bool]] = {
     # of the paper's trajectories, over 200 epochs: the same, then up again, and level
     "trajectory": (lambda t: _trajectory(200 * t), False),
 }
+
+
+class Stateful(Protocol):
+    """What is written into a training's checkpoint with it, such as a record of its iterates."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All of it, by names."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Be what it was."""
 
 
 def _rise(t: float) -> float:
@@ -49,17 +60,20 @@ def train_classifier(
     learning_rate: float = 0.1,
     weight_decay: float = 5e-4,
     schedule: str = "cycle",
+    augment: bool = True,
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
     checkpoint: Path | None = None,
     after: Callable[[int], None] = lambda step: None,
+    alongside: dict[str, Stateful] | None = None,
 ) -> nn.Module:
     """SGD with momentum on crops and mirror images; on a GPU each step is one captured graph.
 
-    A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax. The
-    `schedule` is one cycle of the rate with Nesterov's momentum, or one of the paper's. With a
-    `checkpoint` an interrupted training goes on from there, and one that is over is only read.
-    `after(steps)` is called when so many steps are done.
+    A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax, or,
+    by least squares, floating `labels` (n, c). The `schedule` is one cycle of the rate with
+    Nesterov's momentum, or one of the paper's. With a `checkpoint` an interrupted training goes on
+    from there, and so does what is kept `alongside`; one that is over is only read. `after(steps)`
+    is called when so many steps are done.
     """
     check_choice(schedule, "schedule", tuple(SCHEDULES))
     check_count(epochs, "epochs")
@@ -67,10 +81,12 @@ def train_classifier(
     if not per_epoch:
         raise ValueError(f"{len(x)} images are fewer than a batch of {batch_size}")
     factor, nesterov = SCHEDULES[schedule]
-    training = _Training(model, x, labels, batch_size, weight_decay, nesterov)
+    training = _Training(model, x, labels, batch_size, weight_decay, nesterov, augment)
+    training.alongside = alongside or {}
     settings = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
-        "weight_decay": weight_decay, "schedule": schedule, "seed": seed, "images": len(x),
+        "weight_decay": weight_decay, "schedule": schedule, "augment": augment,
+        "seed": seed, "images": len(x),
     }  # fmt: skip
     first = 0 if checkpoint is None else training.load(checkpoint, settings)
     saved = time.monotonic()
@@ -100,9 +116,10 @@ class _Training:
 
     def __init__(
         self, model: nn.Module, x: Tensor, labels: Tensor, batch_size: int, weight_decay: float,
-        nesterov: bool,
+        nesterov: bool, augment: bool,
     ) -> None:  # fmt: skip
-        self.model, self.x, self.labels = model, x, labels
+        self.model, self.x, self.labels, self.augment = model, x, labels, augment
+        self.alongside: dict[str, Stateful] = {}
         self.rate = torch.zeros((), device=x.device)
         self.optimizer = torch.optim.SGD(
             model.parameters(), lr=self.rate, momentum=0.9, nesterov=nesterov,
@@ -130,7 +147,8 @@ class _Training:
         kind = self.x.device.type
         self.optimizer.zero_grad()
         with torch.autocast(kind, torch.bfloat16, enabled=self.x.is_cuda, cache_enabled=False):
-            logits = self.model(crop_and_flip(self.x[self.index]))
+            images = self.x[self.index]
+            logits = self.model(crop_and_flip(images) if self.augment else images)
         value = _loss(logits.float(), self.labels[self.index])
         value.backward()
         self.optimizer.step()
@@ -141,6 +159,8 @@ class _Training:
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for name, value in self.model.named_parameters():
             tensors[f"momentum.{name}"] = self.optimizer.state[value]["momentum_buffer"]
+        for kind, kept in self.alongside.items():
+            tensors |= {f"{kind}.{name}": value for name, value in kept.state_dict().items()}
         write_tensors(path, CLASSIFIER, settings | {"epoch": epoch}, tensors)
 
     def load(self, path: Path, settings: dict[str, Any]) -> int:
@@ -150,9 +170,9 @@ class _Training:
         header, tensors = read_tensors(path, CLASSIFIER)
         if {name: header.get(name) for name in settings} != settings:
             raise ValueError(f"{path} belongs to a training with other settings: remove it")
-        mark = "model."
-        state = {n.removeprefix(mark): t for n, t in tensors.items() if n.startswith(mark)}
-        self.model.load_state_dict(state)
+        self.model.load_state_dict(below("model.", tensors))
+        for kind, kept in self.alongside.items():
+            kept.load_state_dict(below(f"{kind}.", tensors))
         for name, value in self.model.named_parameters():
             buffer = tensors[f"momentum.{name}"].to(value.device)
             self.optimizer.state[value]["momentum_buffer"] = buffer
@@ -160,6 +180,8 @@ class _Training:
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    if labels.is_floating_point():
+        return nn.functional.mse_loss(logits, labels)
     if logits.ndim == 1 or logits.shape[1] == 1:
         return nn.functional.binary_cross_entropy_with_logits(logits.flatten(), labels.float())
     return nn.functional.cross_entropy(logits, labels)

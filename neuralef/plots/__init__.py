@@ -3,9 +3,16 @@
 from neuralef.plots.bayes import coverage, entropies, laplace_figures, reliability, uncertainty
 from neuralef.plots.classic import all_functions, cost, demo, errors, figure2, spectrum
 from neuralef.plots.modern import figure3, figure5, figure6, mnist_accuracy, mnist_projection
+from neuralef.plots.trajectory import (
+    corruption_boxes,
+    samples_needed,
+    trajectory_figures,
+    trajectory_scores,
+)
 
 __all__ = [
     "all_functions",
+    "corruption_boxes",
     "cost",
     "coverage",
     "demo",
@@ -19,6 +26,9 @@ __all__ = [
     "mnist_accuracy",
     "mnist_projection",
     "reliability",
+    "samples_needed",
     "spectrum",
+    "trajectory_figures",
+    "trajectory_scores",
     "uncertainty",
 ]

@@ -1,0 +1,233 @@
+"""One training with its iterates recorded, and every posterior that is made of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.bayes.baselines import MAP
+from neuralef.bayes.predictive import to_probabilities
+from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
+from neuralef.bayes.trajectory import (
+    SWA,
+    SWAG,
+    TrajectoryPosterior,
+    expected,
+    refresh_statistics,
+)
+from neuralef.data import crop_and_flip
+from neuralef.experiments.classifier import Stateful, train_classifier
+from neuralef.experiments.device import timed
+from neuralef.gram import FeatureGram
+from neuralef.networks import ResNet, SharedResNet
+from neuralef.solvers import NeuralEF, Subspace
+from neuralef.spectrum import Spectrum
+
+Report = Callable[[str], None]
+LEVEL = 150 / 200  # of the training is over when its iterates begin to be collected
+WEIGHT_DECAY = 1e-4  # the paper's
+SIZES = (500, 1000, 2500, 5000, 10000)  # of batches, of which the fastest is plain inference
+
+
+@dataclass(frozen=True)
+class Images:
+    """Normalised images, and the bytes of the test images, which corruptions need."""
+
+    train: Tensor
+    labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    pixels: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a training is recorded and what is made of it."""
+
+    width: int = 16
+    epochs: int = 200
+    batch_size: int = 128
+    k: int = 10  # functions of each output
+    steps: int  # of the solver
+    learning_rate: float = 5e-3  # of the solver
+    draws: int = 30  # of SWAG
+    refresh: int  # images for the batch statistics of an iterate
+    copies: int  # augmented sets on which the mean function is learnt
+    mean_every: int  # recorded functions for one that the mean function learns from
+    mean_epochs: int
+    mean_rate: float = 0.02
+    recording_batch: int = 5000
+
+
+class Iterates:
+    """A classifier's training, recorded every so many steps of its last quarter."""
+
+    def __init__(
+        self,
+        images: Images,
+        depth: int,
+        every: int,
+        settings: Settings,
+        seed: int,
+        folder: Path,
+        report: Report,
+    ) -> None:
+        self.images, self.depth, self.every, self.seed = images, depth, every, seed
+        self.settings, self.folder, self.report = settings, folder, report
+        x, s = images.train, settings
+        self.precision = "bfloat16" if x.is_cuda else "float32"
+        self.outputs = int(images.labels.max()) + 1
+        model = ResNet(depth, s.width, outputs=self.outputs, seed=seed).to(x.device)
+        # twice as fast in bfloat16
+        self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        steps = s.epochs * (len(x) // s.batch_size)
+        self.first = math.floor(LEVEL * steps)
+        self.per_epoch = steps // s.epochs
+        capacity = (steps - self.first) // every
+        statistics = partial(refresh_statistics, x=x[: s.refresh], batch_size=s.refresh)
+        record = partial(
+            TrajectoryRecorder, self.model, capacity=capacity, dtype="float16",
+            precision=self.precision, batch_size=s.recording_batch,
+        )  # fmt: skip
+        self.train = record(x=x, path=folder / "train.npy", refresh=statistics)
+        self.test = record(x=images.test, path=folder / "test.npy")
+        generator = torch.Generator(x.device).manual_seed(seed)
+        copies = [x, *(crop_and_flip(x, generator) for _ in range(s.copies))]
+        self.means = MeanRecorder(
+            self.model, torch.cat(copies), precision=self.precision, batch_size=s.recording_batch
+        )
+        self.seconds = {"recording": 0.0, "mean": 0.0}
+        self.fitted: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Train; one that was interrupted goes on, and so do its records."""
+        s = self.settings
+        kept: dict[str, Stateful] = {"train": self.train, "test": self.test, "means": self.means}
+        _, self.seconds["training"] = timed(
+            lambda: train_classifier(
+                self.model, self.images.train, self.images.labels, s.epochs,
+                batch_size=s.batch_size, weight_decay=WEIGHT_DECAY, schedule="trajectory",
+                seed=self.seed, report=self.report, checkpoint=self.folder / "training.safetensors",
+                after=self._after, alongside=kept,
+            )
+        )  # fmt: skip
+        refresh_statistics(self.model, self.images.train)
+        self.model.eval()
+
+    def _after(self, step: int) -> None:
+        late = step - self.first
+        if late <= 0:
+            return
+        if late % self.every == 0 and self.train.count < self.train.capacity:
+            self.seconds["recording"] += timed(self.train.record)[1]
+            self.test.record()
+            if self.train.count % self.settings.mean_every == 0:
+                self.seconds["mean"] += timed(self.means.record)[1]
+        if step % self.per_epoch == 0:
+            self.train.collect()
+
+    def rates(self) -> dict[str, float]:
+        """Images a second: recorded, and by plain inference with the fastest size of batch."""
+        x, model, found = self.images.train, self.model, []
+        for size in SIZES:
+            if size > len(x):
+                break
+
+            def plain(size: int = size) -> None:
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+                    for part in x.split(size):
+                        model(part)
+
+            with torch.no_grad():
+                plain()
+                found += [len(x) / min(timed(plain)[1] for _ in range(3))]
+        fresh = TrajectoryRecorder(
+            model, x, 4, dtype="float16", precision=self.precision, refresh=self.train.refresh,
+            batch_size=self.settings.recording_batch,
+        )  # fmt: skip
+        fresh.record()
+        recorded = len(x) / min(timed(fresh.record)[1] for _ in range(3))
+        plainly = max(found) if found else recorded
+        return {"recorded": recorded, "plain": plainly, "ratio": recorded / plainly}
+
+    @cached_property
+    def average(self) -> SWA:
+        """The network with averaged weights."""
+        return SWA.of(self.train.weights, self.images.train)
+
+    @cached_property
+    def learnt(self) -> nn.Module:
+        """A network of the same size that has learnt the mean of all functions."""
+        s = self.settings
+        model = copy.deepcopy(self.average.model)
+        model, self.seconds["learnt mean"] = timed(
+            lambda: train_classifier(
+                model, self.means.x, self.means.mean, s.mean_epochs, batch_size=4 * s.batch_size,
+                learning_rate=s.mean_rate, weight_decay=0.0, augment=False, seed=self.seed,
+            )
+        )  # fmt: skip
+        return refresh_statistics(model, self.images.train).eval()
+
+    def spectrum(self, gram: FeatureGram, paper: bool = False) -> Spectrum:
+        """The top functions of each output, by one network for all of them."""
+        s, x = self.settings, self.images.train
+        solver = NeuralEF.paper(s.k) if paper else NeuralEF(s.k, learning_rate=s.learning_rate)
+        solver = replace(
+            solver, steps=s.steps, seed=self.seed, progress=False, precision=self.precision,
+            capture=True if x.is_cuda else None,
+        )  # fmt: skip
+        network = SharedResNet(
+            s.k + solver.oversample, 20 if self.depth >= 20 else self.depth, 2 * s.width,
+            outputs=self.outputs, independent=True, seed=self.seed,
+        ).to(x.device)  # fmt: skip
+        return solver.solve(gram, network.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+
+    def exact(self, samples: int | None = None) -> tuple[Tensor, Tensor]:
+        """The mean of the recorded functions and the exact Ψ̃ at the test images, in float64."""
+        gram = self.train.gram(samples=samples)
+        pairs = Subspace(self.settings.k, seed=self.seed).pairs(gram, torch.Generator())
+        values = self.test.values[self.test.chosen(samples)].to(self.images.test.device).double()
+        assert pairs.weights is not None
+        # ψ = Φw holds wherever the functions are known
+        psi = torch.einsum("mnc,cmk->nck", values - values.mean(0), pairs.weights.double())
+        return values.mean(0), psi * pairs.eigenvalues.double().sqrt()
+
+    def posteriors(self) -> dict[str, Any]:
+        """Those that can be evaluated anywhere, by their names."""
+        s, x, moments = self.settings, self.images.train, self.train.weights
+        gram = self.train.gram()
+        spectrum, self.seconds["NeuralEF"] = timed(self.spectrum, gram)
+        swag = partial(SWAG, moments, x[: 5 * s.refresh], s.draws, seed=self.seed)
+        self.fitted = {
+            "SGD": MAP(self.model),
+            "SWA": self.average,
+            "SWAG": swag(),
+            "SWAG, low rank": swag(diagonal=False),
+            "SWA + NeuralEF": TrajectoryPosterior(self.average.model, spectrum),
+            "learnt mean": MAP(self.learnt),
+            "learnt mean + NeuralEF": TrajectoryPosterior(self.learnt, spectrum),
+        }
+        published, self.seconds["NeuralEF, as published"] = timed(self.spectrum, gram, True)
+        self.fitted["SWA + NeuralEF, as published"] = TrajectoryPosterior(
+            self.average.model, published
+        )
+        return self.fitted
+
+    def reference(self) -> dict[str, Tensor]:
+        """Test probabilities that need all functions: the truth that others are to come near."""
+        mean, features = self.exact()
+        swa = self.average.outputs(self.images.test)
+        values = self.test.values[: self.test.count].to(mean.device).double()
+        return {
+            "all recorded functions": torch.stack([to_probabilities(v) for v in values]).mean(0),
+            "SWA + exact functions": expected(swa, features, True),
+            "mean + exact functions": expected(mean, features, True),
+        }

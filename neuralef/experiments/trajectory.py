@@ -1,0 +1,221 @@
+"""Appendix C.3 of the paper: posteriors from the iterates of SGD, on clean and corrupted images.
+
+"quick" is a small network on synthetic images, "paper" ResNets on CIFAR-10 after the paper's
+schedule.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuralef.bayes.trajectory import TrajectoryPosterior, expected
+from neuralef.data import CORRUPTIONS, corrupt, gratings, read_frost, read_images
+from neuralef.data.sets import given_root
+from neuralef.experiments.calibration import scores
+from neuralef.experiments.cifar import normalised
+from neuralef.experiments.device import tuned_convolutions
+from neuralef.experiments.iterates import Images, Iterates, Settings
+from neuralef.experiments.ledger import Ledger
+from neuralef.experiments.record import write_figure, write_result
+
+Report = Callable[[str], None]
+SEVERITIES = range(1, 6)
+UNDER_CORRUPTIONS = ("SGD", "SWA", "SWAG", "SWA + NeuralEF", "learnt mean + NeuralEF")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How large the study is; `every` counts the steps between records, of each seed."""
+
+    train: int
+    test: int
+    depths: tuple[int, ...]
+    every: tuple[int, ...]
+    samples: tuple[int, ...]  # numbers of functions whose effect is shown, with the first seed
+    corrupted: int  # images under each corruption, with the first seed and depth
+    settings: Settings
+
+
+PRESETS = {
+    "quick": Preset(
+        train=1024, test=500, depths=(8,), every=(4, 8), samples=(10, 30, 100), corrupted=100,
+        settings=Settings(
+            width=8, epochs=200, k=4, steps=150, draws=10, refresh=256, copies=1, mean_every=4,
+            mean_epochs=8,
+        ),
+    ),
+    "paper": Preset(
+        train=50000, test=10000, depths=(20, 56), every=(6, 20, 20), samples=(100, 300, 1000, 3000),
+        corrupted=10000,
+        settings=Settings(
+            steps=4000, refresh=2000, copies=4, mean_every=10, mean_epochs=10,
+        ),
+    ),
+}  # fmt: skip
+
+
+def read(preset: Preset, synthetic: bool, data: str | None, device: str, seed: int) -> Images:
+    """The training and the test images."""
+    parts: list[Tensor] = []
+    for number, (split, count) in enumerate((("train", preset.train), ("test", preset.test))):
+        if synthetic:
+            pixels, labels = gratings(count, seed=2 * seed + number)
+        else:
+            pixels, labels = read_images("cifar10", split, data)
+        parts += [pixels[:count].to(device), labels[:count].to(device)]
+    x, y, test, test_y = parts
+    return Images(normalised(x, device), y, normalised(test, device), test_y, test)
+
+
+def judge(run: Iterates) -> dict[str, Any]:
+    """Scores of all posteriors on the test images, and what each keeps on disk."""
+    images, found = run.images, {}
+    for name, posterior in run.posteriors().items():
+        found[name] = scores(posterior.predict_proba(images.test), images.test_labels)
+    for name, p in run.reference().items():
+        found[name] = scores(p, images.test_labels)
+    return found
+
+
+def storage(run: Iterates) -> dict[str, int]:
+    """Bytes of each posterior, measured as files; those of M networks are M times the weights'."""
+    found = {}
+    for name in ("SWA", "SWAG", "SWA + NeuralEF"):
+        path = run.folder / "posterior.safetensors"
+        run.fitted[name].save(path)
+        found[name] = path.stat().st_size
+    found["SWA + NeuralEF"] += found["SWA"]  # whose weights are the mean
+    found["one network"] = found["SWA"]
+    return found
+
+
+def by_samples(run: Iterates, samples: tuple[int, ...], report: Report) -> list[dict[str, Any]]:
+    """How the posterior of functions depends on how many of them were recorded."""
+    images = run.images
+    found: list[dict[str, Any]] = []
+    swa = run.average.outputs(images.test)
+    for count in (count for count in samples if count <= run.train.count):
+        mean, features = run.exact(count)
+        spectrum = run.spectrum(run.train.gram(samples=count))
+        posterior = TrajectoryPosterior(run.average.model, spectrum)
+        learnt = TrajectoryPosterior(run.learnt, spectrum)
+        p = {
+            "SWA + exact functions": expected(swa, features, True),
+            "mean + exact functions": expected(mean, features, True),
+            "SWA + NeuralEF": posterior.predict_proba(images.test),
+            "learnt mean + NeuralEF": learnt.predict_proba(images.test),
+        }
+        path = run.folder / "posterior.safetensors"
+        posterior.save(path)
+        found.append({
+            "samples": count, "bytes": path.stat().st_size,
+            "ways": {name: scores(value, images.test_labels) for name, value in p.items()},
+        })  # fmt: skip
+        nll = {name: round(way["nll"], 4) for name, way in found[-1]["ways"].items()}
+        report(f"  {count} functions: NLL {nll}")
+    return found
+
+
+def under_corruptions(
+    run: Iterates, count: int, data: str | None, seed: int, report: Report
+) -> dict[str, Any]:
+    """Scores on images under every corruption and severity, all made anew from their constants."""
+    images = run.images
+    pixels, labels = images.pixels[:count], images.test_labels[:count]
+    frost, root = None, given_root(data)
+    if root and (Path(root) / "frost").is_dir():
+        frost = read_frost(root)
+    left_out = [] if frost else ["frost"]
+    if left_out:
+        report("  frost is left out: its photographs are not in the folder of --data")
+    found: dict[str, Any] = {name: {} for name in UNDER_CORRUPTIONS}
+    for corruption in (name for name in CORRUPTIONS if name not in left_out):
+        for severity in SEVERITIES:
+            changed = corrupt(pixels, corruption, severity, seed, frost)
+            x = normalised(changed, str(pixels.device))
+            for name in UNDER_CORRUPTIONS:
+                score = scores(run.fitted[name].predict_proba(x), labels)
+                kept = {key: round(score[key], 5) for key in ("nll", "ece", "accuracy")}
+                found[name].setdefault(corruption, []).append(kept)
+        report(f"  {corruption}")
+    return {"source": "regenerated", "images": count, "left out": left_out, "ways": found}
+
+
+def one(
+    images: Images, preset: Preset, depth: int, number: int, seed: int, out: Path,
+    data: str | None, report: Report,
+) -> dict[str, Any]:  # fmt: skip
+    """A training with one seed, and all that is made of it."""
+    folder = out / f"resnet{depth}-{seed + number}"
+    every = preset.every[number]
+    run = Iterates(images, depth, every, preset.settings, seed + number, folder, report)
+    run.run()
+    report(f"  {run.train.count} functions and {run.train.weights.count} weights recorded")
+    found: dict[str, Any] = {"seed": seed + number, "functions": run.train.count}
+    found["weights"] = run.train.weights.count
+    found["ways"] = judge(run)
+    found["storage"], found["rates"] = storage(run), run.rates()
+    if number == 0:
+        found["samples"] = by_samples(run, preset.samples, report)
+    if number == 0 and depth == preset.depths[0]:
+        found["corruptions"] = under_corruptions(run, preset.corrupted, data, seed, report)
+    found["seconds"] = run.seconds
+    shutil.rmtree(folder)  # gigabytes of values that have served their turn
+    return found
+
+
+def everything(
+    preset: Preset, synthetic: bool, out: Path, device: str, seed: int, report: Report,
+    data: str | None, ledger: Ledger,
+) -> Iterator[tuple[str, dict[str, Any]]]:  # fmt: skip
+    """The results of all depths and seeds; what the ledger has is not done again."""
+    images = None
+    for depth in preset.depths:
+        for number in range(len(preset.every)):
+            key = f"ResNet-{depth} | {seed + number}"
+            if key not in ledger:
+                images = images or read(preset, synthetic, data, device, seed)
+                report(key)
+                made = one(images, preset, depth, number, seed, out, data, report)
+                ledger.write(key, made, f"ResNet-{depth}", {})
+            record = ledger[key]
+            for name, way in record["ways"].items():
+                report(f"{key} | {name}: NLL {way['nll']:.4f}, ECE {way['ece']:.4f}")
+            yield f"ResNet-{depth}", record
+
+
+def run(
+    out: Path,
+    preset: str = "quick",
+    device: str = "cpu",
+    seed: int = 0,
+    report: Report = lambda line: None,
+    data: str | None = None,
+) -> dict[str, Any]:
+    """The whole study into the folder `out`: result.json and its figures."""
+    from neuralef import plots
+
+    chosen, synthetic = PRESETS[preset], preset != "paper"
+    config = asdict(chosen) | {"seed": seed}
+    ledger = Ledger(out / "parts.json", config)
+    measured: dict[str, Any] = {}
+    with tuned_convolutions():
+        parts = everything(chosen, synthetic, out, device, seed, report, data, ledger)
+        for name, record in parts:
+            measured.setdefault(name, {"seeds": []})["seeds"].append(record)
+    result = write_result(
+        out, "trajectory", preset=preset, config=config, measured=measured,
+        paper={"appendix": "C.3"}, device=device,
+    )  # fmt: skip
+    for name, figure in plots.trajectory_figures(result).items():
+        write_figure(out, name, figure)
+    ledger.path.unlink(missing_ok=True)
+    torch.cuda.empty_cache()
+    return result
