@@ -88,6 +88,12 @@ def test_frost_needs_photographs(frost, problem):
         corrupt(natural(2), "frost", 1, 0, frost)
 
 
+def test_halves_of_a_byte_go_down_whatever_the_rounding_before_them():
+    """Brightness 2 adds 25.5 bytes: every result is a half, to within a few units of rounding."""
+    grey = torch.arange(230, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 32, 32)
+    assert torch.equal(corrupt(grey, "brightness", 2), grey + 25)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @every_corruption
 def test_a_gpu_makes_the_same_images(name):

@@ -62,6 +62,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     if hasattr(room, name)
 }
 TOGETHER = 1000  # images; more at a time take more memory and no less time
+HAIR = 2.0**-10  # of a byte: halves, of which some corruptions make many, go down on every device
 SMALLEST = 8  # pixels; below, a crop or a reflection of some corruption would be empty
 
 
@@ -92,10 +93,11 @@ def corrupt(
     if len(images) == 0:
         return images.clone()
     function, result = FUNCTIONS[corruption], torch.empty_like(images)
+    white = torch.full((), 255.0, device=images.device)  # a GPU divides by a number inexactly
     with torch.no_grad():
         for part, into in zip(images.split(TOGETHER), result.split(TOGETHER), strict=True):
-            changed = function(part.float() / 255, draws, *arguments)
-            into.copy_((changed * 255).clamp_(0, 255).round_())
+            changed = function(part.float() / white, draws, *arguments)
+            into.copy_((changed * 255 - HAIR).clamp_(0, 255).round_())
     return result
 
 
