@@ -61,7 +61,7 @@ class Settings:
     draws: int = 30  # of SWAG
     refresh: int  # images for the batch statistics of an iterate
     copies: int  # augmented sets on which the mean function is learnt
-    mean_every: int  # recorded functions for one that the mean function learns from
+    mean_every: int  # steps, or a little less, between the functions whose mean is learnt
     mean_epochs: int
     mean_rate: float = 0.02
     recording_batch: int = 5000
@@ -129,7 +129,7 @@ class Iterates:
         if late % self.every == 0 and self.train.count < self.train.capacity:
             self.seconds["recording"] += timed(self.train.record)[1]
             self.test.record()
-            if self.train.count % self.settings.mean_every == 0:
+            if self.train.count % max(1, self.settings.mean_every // self.every) == 0:
                 self.seconds["mean"] += timed(self.means.record)[1]
         if step % self.per_epoch == 0:
             self.train.collect()

@@ -32,12 +32,11 @@ UNDER_CORRUPTIONS = ("SGD", "SWA", "SWAG", "SWA + NeuralEF", "learnt mean + Neur
 
 @dataclass(frozen=True)
 class Preset:
-    """How large the study is; `every` counts the steps between records, of each seed."""
+    """How large the study is; `every` has the steps between records, by depth for each seed."""
 
     train: int
     test: int
-    depths: tuple[int, ...]
-    every: tuple[int, ...]
+    every: dict[int, tuple[int, ...]]
     samples: tuple[int, ...]  # numbers of functions whose effect is shown, with the first seed
     corrupted: int  # images under each corruption, with the first seed and depth
     settings: Settings
@@ -45,17 +44,17 @@ class Preset:
 
 PRESETS = {
     "quick": Preset(
-        train=1024, test=500, depths=(8,), every=(4, 8), samples=(10, 30, 100), corrupted=100,
+        train=512, test=500, every={8: (4, 8)}, samples=(10, 30, 100), corrupted=100,
         settings=Settings(
-            width=8, epochs=200, k=4, steps=150, draws=10, refresh=256, copies=1, mean_every=4,
-            mean_epochs=8,
+            width=8, epochs=200, batch_size=64, k=4, steps=150, draws=10, refresh=128, copies=2,
+            mean_every=16, mean_epochs=8,
         ),
     ),
     "paper": Preset(
-        train=50000, test=10000, depths=(20, 56), every=(6, 20, 20), samples=(100, 300, 1000, 3000),
-        corrupted=10000,
+        train=50000, test=10000, every={20: (6, 20, 20), 56: (20,)},
+        samples=(100, 300, 1000, 3000), corrupted=10000,
         settings=Settings(
-            steps=4000, refresh=2000, copies=4, mean_every=10, mean_epochs=10,
+            steps=4000, refresh=2000, copies=4, mean_every=200, mean_epochs=10,
         ),
     ),
 }  # fmt: skip
@@ -154,7 +153,7 @@ def one(
 ) -> dict[str, Any]:  # fmt: skip
     """A training with one seed, and all that is made of it."""
     folder = out / f"resnet{depth}-{seed + number}"
-    every = preset.every[number]
+    every = preset.every[depth][number]
     run = Iterates(images, depth, every, preset.settings, seed + number, folder, report)
     run.run()
     report(f"  {run.train.count} functions and {run.train.weights.count} weights recorded")
@@ -164,7 +163,7 @@ def one(
     found["storage"], found["rates"] = storage(run), run.rates()
     if number == 0:
         found["samples"] = by_samples(run, preset.samples, report)
-    if number == 0 and depth == preset.depths[0]:
+    if number == 0 and depth == min(preset.every):
         found["corruptions"] = under_corruptions(run, preset.corrupted, data, seed, report)
     found["seconds"] = run.seconds
     shutil.rmtree(folder)  # gigabytes of values that have served their turn
@@ -177,8 +176,8 @@ def everything(
 ) -> Iterator[tuple[str, dict[str, Any]]]:  # fmt: skip
     """The results of all depths and seeds; what the ledger has is not done again."""
     images = None
-    for depth in preset.depths:
-        for number in range(len(preset.every)):
+    for depth, seeds in preset.every.items():
+        for number in range(len(seeds)):
             key = f"ResNet-{depth} | {seed + number}"
             if key not in ledger:
                 images = images or read(preset, synthetic, data, device, seed)
