@@ -226,6 +226,11 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"{case}: tuned on {config['held']} test points, scored on the others, mean of "
             f"{config['folds']} folds", columns, rows,
         )  # fmt: skip
+        chance = measured["attainable_ece"]
+        yield (
+            f"ECE of probabilities that are right: {chance['untuned']:.4f}, and tuned like these "
+            f"{chance['tuned']:.4f}"
+        )
     yield "*: by the evidence alone; AUROC: of foreign points by their predictive entropy"
     cases = result["measured"].values()
     missing = [name for name in config["rivals"] if any(name not in c["ways"] for c in cases)]

@@ -20,7 +20,16 @@ from neuralef.networks import ResNet
 from neuralef.solvers import NeuralEF
 
 SETTINGS = Settings(
-    k=4, most=8, samples=16, steps=2, lesson_steps=2, copies=1, head_steps=2, refine_points=24
+    k=4,
+    trunk_k=3,
+    most=8,
+    samples=16,
+    sampled_k=5,
+    steps=2,
+    lesson_steps=2,
+    copies=1,
+    head_steps=2,
+    refine_points=24,
 )
 PLANE = laplace.Preset(
     Plan("plane", train=40, test=60), SETTINGS, exact=(2, 8), rivals=laplace.RIVALS,
@@ -50,6 +59,7 @@ TRUNKS = {
 }
 SHARED = {
     "exact": ("exact spectrum",),
+    "sampled": ("features", "sampled spectrum"),
     "distilled": ("teacher", "lessons"),
     "NeuralEF": ("features",),
     "paper": ("features",),
@@ -140,14 +150,15 @@ def only(kind):
 def expected_ways(kind):
     preset = TINY[kind]
     exact = [f"exact, k = {k}" for k in preset.exact]
-    own = ["MAP", "temperature", *exact, "exact, k = 4, with tail", "distilled head"]
+    own = ["MAP", "temperature", *exact, "exact, k = 8, with tail", "sampled features, k = 5"]
     if kind == "train":
         return own[:3]
-    return [*own, *TRUNKS[kind], "NeuralEF trunk", "paper", *preset.rivals]
+    learnt = ["NeuralEF head", "NeuralEF trunk", "distilled head", *TRUNKS[kind]]
+    return [*own, *learnt, "paper", *preset.rivals]
 
 
 def seeds_of(label, kind):
-    several = label.startswith(("distilled", "NeuralEF"))
+    several = label.startswith("NeuralEF")
     return list(range(TINY[kind].seeds if several else 1))
 
 

@@ -149,9 +149,23 @@ def test_the_tail_makes_do_with_the_functions_there_are(monkeypatch):
     bench = Bench(case, few_functions, 0, lambda line: None)
     bench.case.trunks["own"] = lambda *given: None
     exact = {name: way for name, way in laplace.ways(bench, preset) if name.startswith("exact")}
-    assert list(exact) == ["exact, k = 6", "exact, k = 5, with tail"]
+    assert list(exact) == ["exact, k = 6", "exact, k = 6, with tail"]
     for way in exact.values():
         assert way.build(0).spectrum.k == 4
+
+
+def test_chance_alone_leaves_an_ece_that_falls_with_the_number_of_points():
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3).eval()
+    found = {}
+    for count in (200, 20_000):
+        x = torch.randn(count, 2)
+        # labels that have nothing to do with the model: only how sure it may be is taken from them
+        case = Case(model, x, x[:, 0].long() % 3, x, torch.arange(count) % 3, x, {}, None, None)
+        preset = dataclasses.replace(PLANE, held=count // 10, folds=3)
+        found[count] = laplace.attainable(case, preset, 0)
+    for key in ("untuned", "tuned"):
+        assert found[20_000][key] < 0.02 < 0.03 < found[200][key] < 0.3
 
 
 # What is printed
@@ -177,11 +191,13 @@ def test_tables_print_every_way(study):
 def test_what_one_of_two_classifiers_lacks_is_said():
     """The rivals of the first may be missing while the last has them."""
     record = {"mean": dict.fromkeys(SCORES, 0.5), "fit_seconds": 1.0, "test_seconds": 1.0}
-    first, last = {"MAP": [record]}, {"MAP": [record], "kfac": [record]}
+    ways = {"MAP": [record]}, {"MAP": [record], "kfac": [record]}
+    chance = {"attainable_ece": {"untuned": 0.1, "tuned": 0.1}}
+    first, last = ({"ways": way, **chance} for way in ways)
     result = {
         "experiment": "laplace",
         "config": {"held": 10, "folds": 2, "rivals": ["kfac"]},
-        "measured": {"ResNet-8": {"ways": first}, "ResNet-14": {"ways": last}},
+        "measured": {"ResNet-8": first, "ResNet-14": last},
     }
     assert "left out: kfac" in printed(result)
 

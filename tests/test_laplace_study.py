@@ -264,8 +264,8 @@ def test_an_interrupted_study_goes_on_and_repeats_nothing(study, tmp_path):
                 assert not (tmp_path / "result.json").exists()
             else:
                 result = laplace.run(tmp_path, "tiny")
-    # two seeds each of head, trunk and NeuralEF
-    total = len(expected_ways("plane")) + 3
+    # two seeds each of head and trunk
+    total = len(expected_ways("plane")) + 2
     assert (len(first), len(kept["records"])) == (6, 5)
     assert len(second) == total - 5
     assert not (tmp_path / "parts.json").exists()

@@ -50,9 +50,11 @@ class Case:
 class Settings:
     """How large the spectra are and how long networks train."""
 
-    k: int
+    k: int  # functions of a head, and of what is distilled
+    trunk_k: int
     most: int  # functions of the largest exact spectrum
     samples: int
+    sampled_k: int  # functions of the spectrum of sampled features
     steps: int
     lesson_steps: int
     copies: int
@@ -136,6 +138,13 @@ class Bench:
         return self._made("features", lambda: kernel.gram(self.case.x))
 
     @cached_property
+    def sampled_spectrum(self) -> Spectrum:
+        """Many functions of the sampled features, a hundred times cheaper than as many exact."""
+        k, gram = self.settings.sampled_k, self.sampled
+        solver = Subspace(k, oversample=k // 4, iterations=2, tolerance=1e-3, seed=self.seed)
+        return self._made("sampled spectrum", lambda: solver.solve(gram))
+
+    @cached_property
     def some(self) -> Gram:
         """The kernel on some of the points, on which distilled functions are refined."""
         x, count = self.case.x, self.settings.refine_points
@@ -157,7 +166,8 @@ class Bench:
 
     def head(self, functions: int, normalize: bool, seed: int) -> ActivationHead:
         """Functions on the activations of the model itself."""
-        outputs = self.teacher.outputs
+        with torch.no_grad():
+            outputs = self.case.model(self.case.x[:1]).shape[1]
         head = ActivationHead(
             self.case.model, functions, outputs, normalize=normalize, seed=seed
         )  # fmt: skip
@@ -172,7 +182,7 @@ class Bench:
         )  # fmt: skip
         return self.train(solver, self.some, network)
 
-    def trained(self, network: nn.Module, seed: int) -> Spectrum:
+    def trained(self, network: nn.Module, k: int, steps: int, seed: int) -> Spectrum:
         """A network that learns the kernel's functions from its sampled features."""
-        solver = NeuralEF(self.settings.k, steps=self.settings.steps, **self.common(seed))
+        solver = NeuralEF(k, steps=steps, oversample=OVERSAMPLE, **self.common(seed))
         return self.train(solver, self.sampled, network)
