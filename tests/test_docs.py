@@ -25,6 +25,11 @@ PUBLIC = [
 ]
 
 
+PAGES = [
+    "README.md", "docs/modern-kernels.md", "docs/uncertainty.md", "docs/trajectories.md",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["neuralef", *MODULES])
 def test_docstring_examples(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
@@ -38,7 +43,7 @@ def test_public_names_are_documented(thing):
             assert member.__doc__, f"{thing.__name__}.{name}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/modern-kernels.md", "docs/uncertainty.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
