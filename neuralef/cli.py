@@ -243,7 +243,9 @@ def show(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="Which study: classic, toy, mnist, ntk or laplace.")],
+    study: Annotated[
+        str, typer.Argument(help="Which study: classic, toy, mnist, ntk, laplace or trajectory.")
+    ],
     preset: Annotated[
         str, typer.Option(help="quick, or paper for the full scale; of laplace also shared.")
     ] = "quick",

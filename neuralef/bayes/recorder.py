@@ -63,6 +63,7 @@ class TrajectoryRecorder:
             batch_size, "batch_size"
         )  # fmt: skip
         self.path = None if path is None else Path(path)
+        self.found = False  # whether the file of values was there before
         first = self.evaluate(self.x[:2])
         if first.ndim not in (1, 2):
             raise ValueError(f"the model must give (n,) or (n, c), got {tuple(first.shape)}")
@@ -74,7 +75,8 @@ class TrajectoryRecorder:
         if self.path is None:
             return torch.empty(shape, dtype=dtype, device=self.x.device)
         kind = str(dtype).removeprefix("torch.")
-        if self.path.exists():
+        self.found = self.path.exists()
+        if self.found:
             found = np.load(self.path, mmap_mode="r+")
             if (found.shape, str(found.dtype)) != (shape, kind):
                 raise ValueError(
@@ -154,8 +156,11 @@ class TrajectoryRecorder:
         self.count = int(state["count"])
         if self.count > self.capacity:
             raise ValueError(f"{self.count} samples do not fit a capacity of {self.capacity}")
-        if self.path is None:
+        if "values" in state:
             self.values[: self.count].copy_(state["values"])
+        elif self.count and not self.found:
+            where = "a file: pass its path" if self.path is None else f"{self.path}, which is gone"
+            raise ValueError(f"the {self.count} values of this checkpoint lie in {where}")
         self.weights.load_state_dict(below("weights.", state))
 
 
@@ -172,10 +177,12 @@ class MeanRecorder:
     def __init__(
         self, model: nn.Module, x: Points, *, precision: str = "float32", batch_size: int = 1000
     ) -> None:
-        self.model, self.x = model, check_points(x, integers=True)
-        self.precision, self.batch_size, self.count = precision, batch_size, 0
+        self.model, self.x, self.count = model, check_points(x, integers=True), 0
+        check_choice(precision, "precision", ("float32", "bfloat16"))
+        self.precision, self.batch_size = precision, check_count(batch_size, "batch_size")
         values = evaluate_as_is(model, self.x[:2], precision, batch_size)
-        self.mean = torch.zeros(len(x), *values.shape[1:], device=values.device)
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        self.mean = torch.zeros(len(x), *values.shape[1:], dtype=dtype, device=values.device)
 
     def record(self) -> None:
         """Take in the model's values at the points, as it is now."""

@@ -55,6 +55,8 @@ def gratings(
     """
     check_count(n, "n")
     check_count(classes, "classes", least=2)
+    if not 0 <= noise < float("inf"):
+        raise ValueError(f"noise must be a number of at least 0, got {noise!r}")
     generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
 
     def uniform(*shape: int) -> Tensor:

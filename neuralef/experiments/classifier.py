@@ -160,7 +160,8 @@ class _Training:
         for name, value in self.model.named_parameters():
             tensors[f"momentum.{name}"] = self.optimizer.state[value]["momentum_buffer"]
         for kind, kept in self.alongside.items():
-            tensors |= {f"{kind}.{name}": value for name, value in kept.state_dict().items()}
+            state = kept.state_dict()
+            tensors |= {f"alongside.{kind}.{name}": value for name, value in state.items()}
         write_tensors(path, CLASSIFIER, settings | {"epoch": epoch}, tensors)
 
     def load(self, path: Path, settings: dict[str, Any]) -> int:
@@ -172,7 +173,10 @@ class _Training:
             raise ValueError(f"{path} belongs to a training with other settings: remove it")
         self.model.load_state_dict(below("model.", tensors))
         for kind, kept in self.alongside.items():
-            kept.load_state_dict(below(f"{kind}.", tensors))
+            state = below(f"alongside.{kind}.", tensors)
+            if not state:
+                raise ValueError(f"{path} was written without {kind}: remove it")
+            kept.load_state_dict(state)
         for name, value in self.model.named_parameters():
             buffer = tensors[f"momentum.{name}"].to(value.device)
             self.optimizer.state[value]["momentum_buffer"] = buffer
@@ -181,7 +185,10 @@ class _Training:
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
     if labels.is_floating_point():
-        return nn.functional.mse_loss(logits, labels)
+        if labels.shape != logits.shape:
+            wanted, came = tuple(logits.shape), tuple(labels.shape)
+            raise ValueError(f"floating labels must be like the outputs {wanted}, got {came}")
+        return nn.functional.mse_loss(logits, labels.to(logits.dtype))
     if logits.ndim == 1 or logits.shape[1] == 1:
         return nn.functional.binary_cross_entropy_with_logits(logits.flatten(), labels.float())
     return nn.functional.cross_entropy(logits, labels)

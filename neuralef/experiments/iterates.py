@@ -92,13 +92,15 @@ class Iterates:
         self.first = math.floor(LEVEL * steps)
         self.per_epoch = steps // s.epochs
         capacity = (steps - self.first) // every
+        if capacity >= len(x):
+            raise ValueError(f"{capacity} functions of {len(x)} images: record fewer of them")
         statistics = partial(refresh_statistics, x=x[: s.refresh], batch_size=s.refresh)
         record = partial(
             TrajectoryRecorder, self.model, capacity=capacity, dtype="float16",
             precision=self.precision, batch_size=s.recording_batch,
         )  # fmt: skip
         self.train = record(x=x, path=folder / "train.npy", refresh=statistics)
-        self.test = record(x=images.test, path=folder / "test.npy")
+        self.test = record(x=images.test, path=folder / "test.npy", rank=1)
         generator = torch.Generator(x.device).manual_seed(seed)
         copies = [x, *(crop_and_flip(x, generator) for _ in range(s.copies))]
         self.means = MeanRecorder(
@@ -136,7 +138,8 @@ class Iterates:
 
     def rates(self) -> dict[str, float]:
         """Images a second: recorded, and by plain inference with the fastest size of batch."""
-        x, model, found = self.images.train, self.model, []
+        # a copy, since refreshing the statistics would change the network that is judged
+        x, model, found = self.images.train, copy.deepcopy(self.model), []
         for size in SIZES:
             if size > len(x):
                 break
@@ -167,6 +170,8 @@ class Iterates:
     def learnt(self) -> nn.Module:
         """A network of the same size that has learnt the mean of all functions."""
         s = self.settings
+        if not self.means.count:
+            raise ValueError("no function was recorded for the mean: lower mean_every")
         model = copy.deepcopy(self.average.model)
         model, self.seconds["learnt mean"] = timed(
             lambda: train_classifier(

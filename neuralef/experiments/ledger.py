@@ -27,6 +27,10 @@ class Ledger:
                 raise ValueError(f"{path} belongs to a run with other settings: remove it")
             self.content = found
 
+    def start(self) -> None:
+        """Write the settings, before the first record is there."""
+        write_json(self.path, self.content)
+
     def __contains__(self, key: str) -> bool:
         return key in self.content["records"]
 

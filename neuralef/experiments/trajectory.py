@@ -73,6 +73,16 @@ def read(preset: Preset, synthetic: bool, data: str | None, device: str, seed: i
     return Images(normalised(x, device), y, normalised(test, device), test_y, test)
 
 
+def photographs(data: str | None) -> list[Tensor] | None:
+    """Those that frost needs, if the folder of published sets has them."""
+    root = given_root(data)
+    if not root:
+        return None
+    if not Path(root).is_dir():
+        raise FileNotFoundError(f"no such folder: {root}; expected the folder of published sets")
+    return read_frost(root) if (Path(root) / "frost").is_dir() else None
+
+
 def judge(run: Iterates) -> dict[str, Any]:
     """Scores of all posteriors on the test images, and what each keeps on disk."""
     images, found = run.images, {}
@@ -123,14 +133,11 @@ def by_samples(run: Iterates, samples: tuple[int, ...], report: Report) -> list[
 
 
 def under_corruptions(
-    run: Iterates, count: int, data: str | None, seed: int, report: Report
+    run: Iterates, count: int, frost: list[Tensor] | None, seed: int, report: Report
 ) -> dict[str, Any]:
     """Scores on images under every corruption and severity, all made anew from their constants."""
     images = run.images
     pixels, labels = images.pixels[:count], images.test_labels[:count]
-    frost, root = None, given_root(data)
-    if root and (Path(root) / "frost").is_dir():
-        frost = read_frost(root)
     left_out = [] if frost else ["frost"]
     if left_out:
         report("  frost is left out: its photographs are not in the folder of --data")
@@ -148,11 +155,10 @@ def under_corruptions(
 
 
 def one(
-    images: Images, preset: Preset, depth: int, number: int, seed: int, out: Path,
-    data: str | None, report: Report,
+    images: Images, preset: Preset, depth: int, number: int, seed: int, folder: Path,
+    frost: list[Tensor] | None, report: Report,
 ) -> dict[str, Any]:  # fmt: skip
     """A training with one seed, and all that is made of it."""
-    folder = out / f"resnet{depth}-{seed + number}"
     every = preset.every[depth][number]
     run = Iterates(images, depth, every, preset.settings, seed + number, folder, report)
     run.run()
@@ -164,26 +170,28 @@ def one(
     if number == 0:
         found["samples"] = by_samples(run, preset.samples, report)
     if number == 0 and depth == min(preset.every):
-        found["corruptions"] = under_corruptions(run, preset.corrupted, data, seed, report)
-    found["seconds"] = run.seconds
-    shutil.rmtree(folder)  # gigabytes of values that have served their turn
+        found["corruptions"] = under_corruptions(run, preset.corrupted, frost, seed, report)
+    found["seconds"] = run.seconds  # since the last start
     return found
 
 
 def everything(
     preset: Preset, synthetic: bool, out: Path, device: str, seed: int, report: Report,
-    data: str | None, ledger: Ledger,
+    data: str | None, frost: list[Tensor] | None, ledger: Ledger,
 ) -> Iterator[tuple[str, dict[str, Any]]]:  # fmt: skip
     """The results of all depths and seeds; what the ledger has is not done again."""
     images = None
     for depth, seeds in preset.every.items():
         for number in range(len(seeds)):
             key = f"ResNet-{depth} | {seed + number}"
+            folder = out / f"resnet{depth}-{seed + number}"
             if key not in ledger:
                 images = images or read(preset, synthetic, data, device, seed)
                 report(key)
-                made = one(images, preset, depth, number, seed, out, data, report)
+                made = one(images, preset, depth, number, seed, folder, frost, report)
                 ledger.write(key, made, f"ResNet-{depth}", {})
+            # gigabytes of values, which have served their turn once the ledger is written
+            shutil.rmtree(folder, ignore_errors=True)
             record = ledger[key]
             for name, way in record["ways"].items():
                 report(f"{key} | {name}: NLL {way['nll']:.4f}, ECE {way['ece']:.4f}")
@@ -203,10 +211,12 @@ def run(
 
     chosen, synthetic = PRESETS[preset], preset != "paper"
     config = asdict(chosen) | {"seed": seed}
+    frost = photographs(data)
     ledger = Ledger(out / "parts.json", config)
+    ledger.start()  # so that a training that is interrupted does not go on with other settings
     measured: dict[str, Any] = {}
     with tuned_convolutions():
-        parts = everything(chosen, synthetic, out, device, seed, report, data, ledger)
+        parts = everything(chosen, synthetic, out, device, seed, report, data, frost, ledger)
         for name, record in parts:
             measured.setdefault(name, {"seeds": []})["seeds"].append(record)
     result = write_result(
