@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from neuralef.data import read_images
+from neuralef.experiments.cases import read_resnet
 from neuralef.experiments.cifar import normalised
 from neuralef.experiments.device import timed
 from neuralef.kernels import NTK
@@ -31,16 +29,12 @@ def read_classifier(depth: int, width: int, checkpoint: str | None, device: str)
     """A classifier of CIFAR-10 with its batch norms folded, from a state dict if there is one."""
     model = ResNet(depth, width, outputs=10, seed=0)
     if checkpoint is not None:
-        if not Path(checkpoint).is_file():
-            raise FileNotFoundError(f"no such checkpoint: {checkpoint}")
-        try:
-            state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-            model.load_state_dict(state)
-        except (RuntimeError, UnpicklingError, EOFError, TypeError, AttributeError) as error:
+        name, model = read_resnet(checkpoint)
+        found = model.conv1.out_channels
+        if (name, found) != (f"ResNet-{depth}", width):
             raise ValueError(
-                f"{checkpoint} is no state dict of a ten-class ResNet-{depth} of width {width}: "
-                f"{' '.join(str(error).split())[:200]}"
-            ) from error
+                f"{checkpoint} holds a {name} of width {found}, not a ResNet-{depth} of {width}"
+            )
     return fold_batch_norm(model.to(device).eval())
 
 
