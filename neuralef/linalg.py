@@ -74,6 +74,19 @@ def descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values.flip(-1), vectors.flip(-1)
 
 
+def orthogonal_normals(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Vectors (count, size), each N(0, I) by itself, orthogonal in groups of up to `size`."""
+    normal = torch.randn(count, size, dtype=torch.float64, generator=generator)
+    groups = []
+    for start in range(0, count, size):
+        shape = size, min(size, count - start)
+        square = torch.randn(shape, dtype=torch.float64, generator=generator)
+        basis, triangle = torch.linalg.qr(square)
+        # LAPACK chooses signs of its own; these make the rotation uniform
+        groups.append((basis * triangle.diagonal().sign()).T)
+    return torch.cat(groups) * normal.norm(dim=1, keepdim=True)
+
+
 def numerical_floor(largest: Tensor, rounding: Tensor) -> Tensor:
     """Below this an eigenvalue is not there: 1e-9 μ₁, or the rounding of a kernel value."""
     return torch.maximum(VANISHING * largest, rounding)

@@ -267,12 +267,13 @@ def test_the_bridge_leads_back_to_a_dirichlet():
     torch.testing.assert_close(laplace_bridge(mean, covariance), truth, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", ["exact", "head", "own", "distilled"])
+@pytest.mark.parametrize("solver", ["exact", "sampled", "head", "own", "distilled"])
 def test_a_posterior_travels_by_file(solver, tmp_path):
     model, x, new, path = mlp(), points(60), points(7, seed=1), tmp_path / "p.safetensors"
     common = {"k": 4, "steps": 20, "batch_size": 32}
     solvers = {
         "exact": nef.Subspace(k=4),
+        "sampled": nef.Subspace(k=4).solve(nef.kernels.NTK(model, samples=9, seed=3).gram(x)),
         "head": nef.NeuralEF(**common),
         "own": nef.NeuralEF(**common),
         "distilled": nef.Distill(**common),

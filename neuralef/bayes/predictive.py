@@ -8,6 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from neuralef.linalg import orthogonal_normals
+
 METHODS = ("mc", "probit", "bridge")
 
 
@@ -42,15 +44,7 @@ def even_normals(draws: int, size: int, seed: int) -> Tensor:
     change them in place: they are kept.
     """
     generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, dtype=torch.float64, generator=generator)
-
-    pairs, blocks = -(-draws // 2), []
-    for start in range(0, pairs, size):
-        q, r = torch.linalg.qr(normal(size, min(size, pairs - start)))
-        blocks.append((q * r.diagonal().sign()).T)  # with these signs q is uniform
-    directions = torch.cat(blocks) * normal(pairs, size).norm(dim=1, keepdim=True)
+    directions = orthogonal_normals(-(-draws // 2), size, generator)
     return torch.stack([directions, -directions], 1).flatten(0, 1)[:draws]
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from neuralef.bayes.features import Features
 from neuralef.bayes.laplace import CHOSEN, LinearizedLaplace, folded
 from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
+from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
+from neuralef.networks.extension import FeatureMap
+from neuralef.spectrum import Spectrum
 
 FORMAT = "neuralef laplace 1"
 NUMBERS = ("likelihood", "tail", "seed", "samples", "noise_", *CHOSEN, *(f"{n}_" for n in CHOSEN))
@@ -25,6 +29,7 @@ def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
     tensors |= {name: getattr(posterior, name) for name in TENSORS}
     header = {name: getattr(posterior, name) for name in NUMBERS}
     header |= {"spectrum": spectrum, "model": posterior.features.fingerprint}
+    header["sampled"] = _sampled(posterior.spectrum)
     header["trained"] = sorted(posterior.kernel.tangent.names)
     write_tensors(path, FORMAT, header, tensors)
 
@@ -47,6 +52,8 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     parts = {n.removeprefix(MARK): t for n, t in tensors.items() if n.startswith(MARK)}
     exact = header["spectrum"]["network_class"] == "TangentFunctions"
     given = {"network": network, "model": posterior.tangent_model if exact else model}
+    if header.get("sampled") is not None:
+        given["feature_map"] = NTK(posterior.tangent_model, **header["sampled"])
     posterior.spectrum = unpack_spectrum(path, header["spectrum"], parts, given, device)
     posterior.solver = posterior.spectrum
     posterior.kernel.prepare(posterior.spectrum.point)
@@ -54,3 +61,12 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     for name in TENSORS:
         setattr(posterior, name, tensors[name].to(device))
     return posterior
+
+
+def _sampled(spectrum: Spectrum) -> dict[str, Any] | None:
+    """The settings of the tangent kernel whose sampled features these are functions of, if so."""
+    function = spectrum.network.function if isinstance(spectrum.network, FeatureMap) else None
+    kernel = function.kernel if isinstance(function, SampledFeatures) else None
+    if not isinstance(kernel, NTK):
+        return None
+    return {name: getattr(kernel, name) for name in ("samples", "method", "seed", "epsilon")}

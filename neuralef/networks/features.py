@@ -15,7 +15,7 @@ from neuralef.kernels.base import Kernel
 from neuralef.kernels.classic import RBF, Matern
 from neuralef.kernels.compose import Scaled
 from neuralef.kernels.mlp import MLPGP
-from neuralef.linalg import VANISHING, descending_eigh
+from neuralef.linalg import VANISHING, descending_eigh, orthogonal_normals
 from neuralef.rebuild import rebuildable
 
 
@@ -136,12 +136,6 @@ def _hidden_layer(
 
 def _directions(count: int, inputs: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
     """Normal vectors (count, inputs), orthogonal in groups if asked (Yu et al. 2016)."""
-    normal = torch.randn(count, inputs, dtype=torch.float64, generator=generator)
-    if not orthogonal:
-        return normal
-    groups = -(-count // inputs)
-    squares = torch.randn(groups, inputs, inputs, dtype=torch.float64, generator=generator)
-    basis, triangle = torch.linalg.qr(squares)
-    # LAPACK chooses signs of its own; these make the rotation uniform
-    basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
-    return basis.reshape(-1, inputs)[:count] * normal.norm(dim=1, keepdim=True)
+    if orthogonal:
+        return orthogonal_normals(count, inputs, generator)
+    return torch.randn(count, inputs, dtype=torch.float64, generator=generator)
