@@ -252,16 +252,23 @@ def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
             if (found := [seed["ways"][name] for seed in seeds])
         ]  # fmt: skip
         yield _table(f"{case}, mean of {len(seeds)} seeds", ("method", "%", "NLL", "ECE"), rows)
-        first, rates = seeds[0], [seed["rates"]["ratio"] for seed in seeds]
-        kept = ", ".join(f"{name} {size:,}" for name, size in first["storage"].items())
+        first, counts = seeds[0], ", ".join(str(seed["functions"]) for seed in seeds)
+        chance = _mean(seeds, "attainable_ece")
+        yield f"ECE of probabilities that are right: {chance:.4f}; functions recorded: {counts}"
+        shares = {name: _mean([s["explained"] for s in seeds], name) for name in first["explained"]}
+        told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        yield f"of their variance at the test images the top functions have: {told}"
+        kept = ", ".join(
+            f"{name} {size:,}" for name, size in first["storage"].items() if name != "one network"
+        )
         yield f"bytes: {kept}"
         yield (
-            f"{first['functions']} functions recorded at {first['rates']['recorded']:,.0f} images "
-            f"a second, {min(rates):.2f} of plain inference"
+            f"recorded at {first['rates']['recorded']:,.0f} images a second, "
+            f"{first['rates']['ratio']:.2f} of plain inference"
         )
         for row in first.get("samples", ()):
             told = ", ".join(f"{name} {way['nll']:.4f}" for name, way in row["ways"].items())
-            yield f"M = {row['samples']}, NLL: {told}"
+            yield f"M = {row['samples']} functions in the kernel (means of all), NLL: {told}"
         if "corruptions" in first:
             yield from _corrupted(first["corruptions"])
 

@@ -9,13 +9,8 @@ from models import images
 from torch import nn
 from truth import points
 
-from neuralef.bayes.recorder import (
-    MeanRecorder,
-    TrajectoryRecorder,
-    WeightMoments,
-    put_weights,
-    weights_of,
-)
+from neuralef.bayes.moments import WeightMoments, put_weights, weights_of
+from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
 from neuralef.bayes.trajectory import SWA, SWAG
 from neuralef.files import read_tensors, write_tensors
 from neuralef.networks import ResNet
@@ -49,7 +44,7 @@ def test_the_mean_is_the_plain_mean_of_the_functions():
         recorder.record()
         functions.append(copy.deepcopy(model).double().eval()(x.double()).detach())
         truth = torch.stack(functions).mean(0)
-        torch.testing.assert_close(recorder.mean.double(), truth, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(recorder.mean().double(), truth, rtol=1e-5, atol=1e-5)
     assert recorder.count == 11
 
 
@@ -59,14 +54,14 @@ def test_the_mean_does_not_depend_on_the_batches(batch_size):
     recorder = MeanRecorder(model, x, batch_size=batch_size)
     recorder.record()
     truth = copy.deepcopy(model).eval()(x).detach()
-    torch.testing.assert_close(recorder.mean, truth)
+    torch.testing.assert_close(recorder.mean(), truth)
 
 
 def test_a_model_of_one_number_a_point_has_a_mean_too():
     model = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
     recorder = MeanRecorder(model, points(5, dtype=torch.float32))
     recorder.record()
-    assert recorder.mean.shape == (5,)
+    assert recorder.mean().shape == (5,)
 
 
 def test_a_mean_goes_on_from_its_state():
@@ -82,11 +77,11 @@ def test_a_mean_goes_on_from_its_state():
         elif number > 3:
             resumed.record()
     assert resumed.count == whole.count == 9
-    assert torch.equal(resumed.mean, whole.mean)
+    assert torch.equal(resumed.mean(), whole.mean())
     assert int(state["count"]) == 4  # a state is what it was when it was taken
     fresh = MeanRecorder(model, x)
     fresh.load_state_dict(state)
-    assert not torch.equal(fresh.mean, whole.mean)
+    assert not torch.equal(fresh.mean(), whole.mean())
 
 
 def test_a_mean_leaves_the_model_in_its_mode_and_sees_it_in_eval():
@@ -99,8 +94,8 @@ def test_a_mean_leaves_the_model_in_its_mode_and_sees_it_in_eval():
     assert [part.training for part in model.modules()] == [True, True, True, False, True]
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
-    assert not torch.allclose(recorder.mean, model(x))
-    assert not recorder.mean.requires_grad
+    assert not torch.allclose(recorder.mean(), model(x))
+    assert not recorder.mean().requires_grad
 
 
 def test_a_model_that_fails_is_left_in_its_mode():

@@ -11,8 +11,9 @@ from truth import points
 
 import neuralef as nef
 from neuralef.bayes.baselines import MAP
-from neuralef.bayes.recorder import TrajectoryRecorder, WeightMoments
-from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior, refresh_statistics
+from neuralef.bayes.moments import WeightMoments, refresh_statistics
+from neuralef.bayes.recorder import TrajectoryRecorder
+from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior
 
 
 @pytest.mark.parametrize("independent", [True, False])
@@ -58,7 +59,7 @@ def test_the_model_is_left_in_its_mode_and_seen_in_eval():
     assert [part.training for part in model] == [True, True, False, True]
     assert torch.equal(model[1].running_mean, before)
     truth = copy.deepcopy(model).eval()(points(20)).detach()
-    torch.testing.assert_close(recorder.values[0], truth.float())
+    torch.testing.assert_close(recorder.values[0], truth)
 
 
 def test_batch_statistics_may_be_estimated_before_each_sample():
@@ -151,7 +152,7 @@ def test_what_cannot_be_recorded_is_refused(tmp_path):
     with pytest.raises(ValueError, match="capacity"):
         TrajectoryRecorder(model, x, 0)
     TrajectoryRecorder(model, x, 3, path=tmp_path / "v.npy")
-    with pytest.raises(ValueError, match=r"holds float32 \(3, 5, 3\), this run needs"):
+    with pytest.raises(ValueError, match=r"holds float64 \(3, 5, 3\), this run needs"):
         TrajectoryRecorder(model, x, 4, path=tmp_path / "v.npy")
     many, _, _ = recorded(5)
     with pytest.raises(ValueError, match="from 2 to 5"):

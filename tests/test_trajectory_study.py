@@ -11,6 +11,7 @@ from trajectory_studies import CASE, TINY, WAYS, tiny, whole_study, write_frost
 
 from neuralef import plots
 from neuralef.data import CORRUPTIONS, corrupt, read_frost
+from neuralef.data.corruptions.write import own_seed
 from neuralef.data.sets import ENVIRONMENT
 from neuralef.experiments import trajectory
 from neuralef.experiments.cifar import normalised
@@ -32,7 +33,7 @@ def test_a_study_leaves_a_result_and_its_figures(study):
     assert set(result) == KEYS
     assert result == json.loads(json.dumps(study.result))
     assert (result["experiment"], result["preset"]) == ("trajectory", "quick")
-    assert result["paper"] == {"appendix": "C.3"}
+    assert result["paper"] == {"appendix": "C.3", "functions": 4000, "weights": 50}
     config = dataclasses.asdict(TINY) | {"seed": 0}
     assert result["config"] == json.loads(json.dumps(config))
     assert list(result["measured"]) == [CASE]
@@ -52,8 +53,8 @@ def test_a_result_read_from_its_file_has_all_that_tables_and_figures_need(study)
         assert any(name in line and f"{score:.4f}" in line for line in text.splitlines()), name
     assert f"{CASE}, mean of 2 seeds" in text
     assert f"SWAG {study.seeds[0]['storage']['SWAG']:,}" in text
-    assert "6 functions recorded" in text
-    assert "M = 3, NLL" in text
+    assert "functions recorded: 6, 3" in text
+    assert "M = 3 functions in the kernel (means of all), NLL" in text
     assert "regenerated, 4 images each" in " ".join(text.split())
     assert "left out, for want of its photographs: frost" in text
 
@@ -101,7 +102,8 @@ def test_images_are_corrupted_anew_in_every_way_but_frost(study):
 def score_under(run, name, corruption, severity, frost=None, seed=0):
     """NLL on corrupted test images, by one pass over them."""
     pixels, labels = run.images.pixels[:4], run.images.test_labels[:4]
-    x = normalised(corrupt(pixels, corruption, severity, seed, frost), "cpu")
+    own = own_seed(seed, corruption, severity)
+    x = normalised(corrupt(pixels, corruption, severity, own, frost), "cpu")
     p = run.fitted[name].predict_proba(x)
     return -float(p.gather(1, labels[:, None]).log().mean())
 
@@ -155,7 +157,7 @@ def test_the_command_runs_the_study_and_shows_it(neuralef, monkeypatch, tmp_path
     code, out, errors = neuralef(*words)
     assert code == 0
     assert "written to runs/trajectory-quick" in out
-    assert "3 functions recorded" in out
+    assert "functions recorded: 3" in out
     assert "left out" not in out + errors
     assert "classifier: epoch 12 of 12" in errors  # progress, while standard output stays clean
     assert "classifier" not in out

@@ -24,9 +24,9 @@ TINY = trajectory.Preset(
 )
 CASE = "ResNet-8"
 WAYS = [
-    "SGD", "SWA", "SWAG", "SWAG, low rank", "SWA + NeuralEF", "learnt mean",
+    "SGD", "last iterate", "SWA", "SWAG", "SWAG, low rank", "SWA + NeuralEF", "learnt mean",
     "learnt mean + NeuralEF", "SWA + NeuralEF, as published", "all recorded functions",
-    "SWA + exact functions", "mean + exact functions",
+    "SWA + exact top functions", "mean + exact top functions",
 ]  # fmt: skip
 
 

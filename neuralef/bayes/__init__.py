@@ -4,8 +4,9 @@ from neuralef.bayes.baselines import MAP, TemperatureScaling
 from neuralef.bayes.laplace import LinearizedLaplace
 from neuralef.bayes.laplace_torch import LaplaceTorch
 from neuralef.bayes.likelihood import Gaussian
-from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder, WeightMoments
-from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior, refresh_statistics
+from neuralef.bayes.moments import WeightMoments, refresh_statistics
+from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
+from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior
 
 __all__ = [
     "MAP",

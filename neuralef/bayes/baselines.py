@@ -12,6 +12,7 @@ from neuralef.bayes.batches import collect
 from neuralef.bayes.likelihood import check_targets
 from neuralef.bayes.predictive import to_probabilities
 from neuralef.bayes.tuning import minimise
+from neuralef.checks import check_points
 from neuralef.metrics import nll
 from neuralef.networks.trial import check_model
 from neuralef.points import Points
@@ -59,7 +60,7 @@ class MAP:
 
     def outputs(self, x: Points) -> Any:
         """What has to be known of points, counted and indexed like them: here the logits (n, c)."""
-        logits = evaluate(self.model, x).double()
+        logits = evaluate(self.model, check_points(x, integers=True)).double()
         if not bool(logits.isfinite().all()):
             raise ValueError("the model gives NaN or infinite outputs on the data")
         return logits[:, None] if logits.ndim == 1 else logits

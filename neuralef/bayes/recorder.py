@@ -1,12 +1,10 @@
 """What a training run leaves behind: its functions on the training points, and its weights.
 
-W. Maddox et al., "A Simple Baseline for Bayesian Uncertainty in Deep Learning", NeurIPS 2019, for
-the moments of the weights; Z. Deng, J. Shi and J. Zhu, ICML 2022, appendix C.3, for the functions.
+Z. Deng, J. Shi and J. Zhu, ICML 2022, appendix C.3.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
+from neuralef.bayes.moments import WeightMoments, below, kept_modes
 from neuralef.checks import check_choice, check_count, check_points
 from neuralef.gram import FeatureGram
 from neuralef.points import Points, points_at_once
@@ -28,9 +26,10 @@ class TrajectoryRecorder:
 
     Your loop calls `record()` for the model's values at the points x, and `collect()` for its
     weights, as often as it likes. Values are kept where x is, or with `path` in a memory-mapped
-    file there, as `dtype`; they are taken in eval mode, in bfloat16 with `precision="bfloat16"`,
-    after `refresh(model)` if that is given, such as a new estimate of batch statistics. Of the
-    weights the mean (SWA), the variance and the last `rank` deviations (SWAG) are kept.
+    file there, as the model gives them or as `dtype`; they are taken in eval mode, in bfloat16 with
+    `precision="bfloat16"`, after `refresh(model)` if that is given, such as a new estimate of batch
+    statistics. Of the weights the mean (SWA), the variance and the last `rank` deviations (SWAG)
+    are kept.
 
     >>> model, x = nn.Linear(2, 3), torch.randn(20, 2)
     >>> recorder = TrajectoryRecorder(model, x, capacity=4)
@@ -48,7 +47,7 @@ class TrajectoryRecorder:
         capacity: int,
         *,
         path: str | Path | None = None,
-        dtype: str = "float32",
+        dtype: str | None = None,
         precision: str = "float32",
         rank: int = 20,
         refresh: Callable[[nn.Module], Any] | None = None,
@@ -56,19 +55,22 @@ class TrajectoryRecorder:
     ) -> None:
         self.model, self.x = model, check_points(x, integers=True)
         self.capacity, self.rank = check_count(capacity, "capacity"), check_count(rank, "rank")
-        check_choice(dtype, "dtype", tuple(DTYPES))
+        if dtype is not None:
+            check_choice(dtype, "dtype", tuple(DTYPES))
         check_choice(precision, "precision", ("float32", "bfloat16"))
         self.precision, self.refresh = precision, refresh
-        self.batch_size = points_at_once(x) if batch_size is None else check_count(
+        self.batch_size = points_at_once(self.x) if batch_size is None else check_count(
             batch_size, "batch_size"
         )  # fmt: skip
         self.path = None if path is None else Path(path)
-        self.found = False  # whether the file of values was there before
+        self.found = self.resumed = False  # the file of values was there; a checkpoint was loaded
         first = self.evaluate(self.x[:2])
         if first.ndim not in (1, 2):
             raise ValueError(f"the model must give (n,) or (n, c), got {tuple(first.shape)}")
         shape = (self.capacity, len(self.x), *first.shape[1:])
-        self.values, self.count = self._storage(shape, DTYPES[dtype]), 0
+        own = torch.promote_types(first.dtype, torch.float32)
+        kept = own if dtype is None else DTYPES[dtype]
+        self.values, self.count = self._storage(shape, kept), 0
         self.weights = WeightMoments(model, self.rank)
 
     def _storage(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -77,7 +79,12 @@ class TrajectoryRecorder:
         kind = str(dtype).removeprefix("torch.")
         self.found = self.path.exists()
         if self.found:
-            found = np.load(self.path, mmap_mode="r+")
+            try:
+                found = np.load(self.path, mmap_mode="r+", allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"{self.path} is no file of recorded values: {error}; remove it"
+                ) from error
             if (found.shape, str(found.dtype)) != (shape, kind):
                 raise ValueError(
                     f"{self.path} holds {found.dtype} {found.shape}, this run needs {kind} {shape}"
@@ -96,9 +103,14 @@ class TrajectoryRecorder:
         """Keep the model's values at the points, as it is now."""
         if self.count == self.capacity:
             raise ValueError(f"the recorder is full: it was made for {self.capacity} samples")
+        if self.found and not self.resumed:
+            raise ValueError(
+                f"{self.path} holds the values of an earlier run: load its checkpoint, or remove it"
+            )
         if self.refresh is not None:
             self.refresh(self.model)
-        self.values[self.count].copy_(self.evaluate(self.x))
+        values = self.evaluate(self.x).to(self.values.dtype)
+        self.values[self.count].copy_(_finite(values, self.count + 1))
         self.count += 1
 
     def collect(self) -> None:
@@ -153,131 +165,83 @@ class TrajectoryRecorder:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint: what was recorded after it will be recorded again."""
-        self.count = int(state["count"])
-        if self.count > self.capacity:
-            raise ValueError(f"{self.count} samples do not fit a capacity of {self.capacity}")
-        if "values" in state:
-            self.values[: self.count].copy_(state["values"])
-        elif self.count and not self.found:
+        count = int(state["count"])
+        if count > self.capacity:
+            raise ValueError(f"{count} samples do not fit a capacity of {self.capacity}")
+        if count and "values" not in state and not self.found:
             where = "a file: pass its path" if self.path is None else f"{self.path}, which is gone"
-            raise ValueError(f"the {self.count} values of this checkpoint lie in {where}")
+            raise ValueError(f"the {count} values of this checkpoint lie in {where}")
         self.weights.load_state_dict(below("weights.", state))
+        if "values" in state:
+            self.values[:count].copy_(state["values"])
+        self.count, self.resumed = count, True
 
 
 class MeanRecorder:
     """The mean of a trajectory's functions at some points: of single ones nothing is kept.
 
+    `refresh(model)` is called before each is taken; leave it out where a `TrajectoryRecorder` has
+    just done so.
+
     >>> model, x = nn.Linear(2, 3), torch.randn(20, 2)
     >>> recorder = MeanRecorder(model, x)
     >>> recorder.record()
-    >>> torch.allclose(recorder.mean, model(x))
+    >>> torch.allclose(recorder.mean(), model(x))
     True
     """
 
     def __init__(
-        self, model: nn.Module, x: Points, *, precision: str = "float32", batch_size: int = 1000
+        self,
+        model: nn.Module,
+        x: Points,
+        *,
+        precision: str = "float32",
+        refresh: Callable[[nn.Module], Any] | None = None,
+        batch_size: int = 1000,
     ) -> None:
         self.model, self.x, self.count = model, check_points(x, integers=True), 0
         check_choice(precision, "precision", ("float32", "bfloat16"))
-        self.precision, self.batch_size = precision, check_count(batch_size, "batch_size")
+        self.precision, self.refresh = precision, refresh
+        self.batch_size = check_count(batch_size, "batch_size")
         values = evaluate_as_is(model, self.x[:2], precision, batch_size)
         dtype = torch.promote_types(values.dtype, torch.float32)
-        self.mean = torch.zeros(len(x), *values.shape[1:], dtype=dtype, device=values.device)
+        self._mean = torch.zeros(len(self.x), *values.shape[1:], dtype=dtype, device=values.device)
 
     def record(self) -> None:
         """Take in the model's values at the points, as it is now."""
+        if self.refresh is not None:
+            self.refresh(self.model)
         values = evaluate_as_is(self.model, self.x, self.precision, self.batch_size)
+        self._mean.lerp_(_finite(values.to(self._mean), self.count + 1), 1 / (self.count + 1))
         self.count += 1
-        self.mean.lerp_(values.to(self.mean), 1 / self.count)
+
+    def mean(self) -> Tensor:
+        """The mean so far: (n,) or (n, c)."""
+        if not self.count:
+            raise ValueError("no function is recorded yet: call record()")
+        return self._mean.clone()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The mean so far."""
-        return {"count": torch.tensor(self.count), "mean": self.mean.clone()}
+        return {"count": torch.tensor(self.count), "mean": self._mean.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint."""
+        self._mean.copy_(state["mean"])
         self.count = int(state["count"])
-        self.mean.copy_(state["mean"])
 
 
 @torch.no_grad()
 def evaluate_as_is(model: nn.Module, x: Points, precision: str, batch_size: int) -> Tensor:
-    """Values of a model in eval mode, which is left in the mode it was in."""
-    modes = [part.training for part in model.modules()]
-    model.eval()
+    """Values of a model in eval mode, which is left in the modes it was in."""
     half = precision == "bfloat16"
-    try:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
-            return torch.cat([model(part) for part in x.split(batch_size)])
-    finally:
-        for part, mode in zip(model.modules(), modes, strict=True):
-            part.training = mode
+    with kept_modes(model), torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+        model.eval()
+        return torch.cat([model(part) for part in x.split(batch_size)])
 
 
-def weights_of(model: nn.Module) -> Tensor:
-    """All parameters in one vector (p,), whatever their memory format."""
-    return torch.cat([value.detach().reshape(-1) for value in model.parameters()])
-
-
-def put_weights(model: nn.Module, weights: Tensor) -> None:
-    """The opposite of `weights_of`, in place."""
-    values = list(model.parameters())
-    parts = weights.split([value.numel() for value in values])
-    with torch.no_grad():
-        for value, part in zip(values, parts, strict=True):
-            value.copy_(part.view(value.shape))
-
-
-def below(mark: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a mark, by the rest of their names."""
-    return {name.removeprefix(mark): t for name, t in state.items() if name.startswith(mark)}
-
-
-class WeightMoments:
-    """The running mean, variance and last deviations of a model's weights.
-
-    >>> model = nn.Linear(1, 1)
-    >>> moments = WeightMoments(model, rank=2)
-    >>> moments.update(model)
-    >>> moments.count
-    1
-    """
-
-    def __init__(self, model: nn.Module, rank: int = 20) -> None:
-        self.average = AveragedModel(copy.deepcopy(model))
-        self.rank, self.count = rank, 0
-        weights = weights_of(model)
-        self.variance = torch.zeros_like(weights, dtype=torch.float64)
-        self.deviations = weights.new_zeros(rank, len(weights))
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean of the weights, (p,)."""
-        return weights_of(self.average.module)
-
-    def update(self, model: nn.Module) -> None:
-        """Take in the weights of a model."""
-        weights, before = weights_of(model), self.mean
-        self.average.update_parameters(model)
-        # Welford's update: E θ² − (E θ)² would leave nothing but rounding of it
-        before = before if self.count else self.mean
-        product = (weights - before).double() * (weights - self.mean).double()
-        self.variance.lerp_(product, 1 / (self.count + 1))
-        self.deviations = self.deviations.roll(-1, 0)
-        self.deviations[-1] = weights - self.mean
-        self.count += 1
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The moments, for a checkpoint."""
-        average = {f"average.{name}": t.clone() for name, t in self.average.state_dict().items()}
-        return {
-            "variance": self.variance.clone(), "deviations": self.deviations.clone(),
-            "count": torch.tensor(self.count), **average,
-        }  # fmt: skip
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint."""
-        self.average.load_state_dict(below("average.", state))
-        self.variance.copy_(state["variance"])
-        self.deviations.copy_(state["deviations"])
-        self.count = int(state["count"])
+def _finite(values: Tensor, number: int) -> Tensor:
+    if not bool(values.isfinite().all()):
+        kind = str(values.dtype).removeprefix("torch.")
+        raise ValueError(f"function {number} has NaN, or values that {kind} cannot hold")
+    return values

@@ -9,17 +9,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
 
 from neuralef.bayes.baselines import MAP
 from neuralef.bayes.likelihood import Gaussian
+from neuralef.bayes.moments import WeightMoments, below, put_weights, refresh_statistics
 from neuralef.bayes.predictive import even_normals, to_probabilities
-from neuralef.bayes.recorder import WeightMoments, below, put_weights
-from neuralef.checks import check_count, check_positive
+from neuralef.checks import check_count, check_points, check_positive
 from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
 from neuralef.points import Points, points_at_once
 from neuralef.spectrum import Spectrum
@@ -27,18 +27,8 @@ from neuralef.spectrum import Spectrum
 AVERAGE, GAUSSIAN, TRAJECTORY = "neuralef swa 1", "neuralef swag 1", "neuralef trajectory 1"
 
 
+NUMBERS_AT_ONCE = 2**26  # of the draws at some points
 SETTINGS = ("draws", "diagonal", "rank", "scale", "seed")  # of SWAG
-
-
-def refresh_statistics(model: nn.Module, x: Points, batch_size: int = 1024) -> nn.Module:
-    """Estimate the batch statistics of a model anew, as means over all points; in place.
-
-    >>> model = nn.Sequential(nn.BatchNorm1d(1)).eval()
-    >>> refresh_statistics(model, torch.full((8, 1), 3.0))[0].running_mean
-    tensor([3.])
-    """
-    update_bn(x.split(batch_size), model)
-    return model
 
 
 class SWA(MAP):
@@ -71,7 +61,8 @@ class SWA(MAP):
     def load(cls, path: str | Path, model: nn.Module) -> SWA:
         """Read weights into a copy of a model of the same architecture."""
         model = copy.deepcopy(model)
-        model.load_state_dict(read_tensors(Path(path), AVERAGE)[1])
+        with _fitting(path):
+            model.load_state_dict(read_tensors(Path(path), AVERAGE)[1])
         return cls(model.eval())
 
 
@@ -104,7 +95,10 @@ class SWAG:
         _check_moments(moments, 2)
         if not (diagonal or rank):
             raise ValueError("SWAG needs its diagonal, its deviations, or both")
-        self.moments, self.scale = moments, check_positive(scale, "scale")
+        if rank and min(moments.count, moments.rank) < 2:
+            raise ValueError("SWAG needs two deviations or more: give the moments rank=2 at least")
+        self.moments = copy.deepcopy(moments)  # those of a training may go on
+        self.scale = check_positive(scale, "scale")
         self.diagonal, self.rank = diagonal, rank
         self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
         self.model = copy.deepcopy(moments.average.module)
@@ -134,7 +128,7 @@ class SWAG:
     @torch.no_grad()
     def sample(self, x: Points) -> Tensor:
         """The outputs of every draw, (draws, n, c)."""
-        found = []
+        x, found = check_points(x, integers=True), []
         for weights, buffers in zip(self._weights(), self.buffers, strict=True):
             put_weights(self.model, weights)
             for value, kept in zip(self.model.buffers(), buffers, strict=True):
@@ -165,7 +159,8 @@ class SWAG:
         """Read a posterior of models of the same architecture."""
         header, tensors = read_tensors(Path(path), GAUSSIAN)
         moments = WeightMoments(model, len(tensors["moments.deviations"]))
-        moments.load_state_dict(below("moments.", tensors))
+        with _fitting(path):
+            moments.load_state_dict(below("moments.", tensors))
         found = cls(moments, None, **{name: header[name] for name in SETTINGS})
         count = len(list(model.buffers()))
         for number in range(found.draws):
@@ -200,6 +195,7 @@ class TrajectoryPosterior:
         self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
 
     def _both(self, x: Points) -> tuple[Tensor, Tensor]:
+        x = check_points(x, integers=True)
         mean = self.mean.outputs(x)
         with torch.no_grad():
             features = self.spectrum.features(x).double()
@@ -229,8 +225,10 @@ class TrajectoryPosterior:
     def predict_proba(self, x: Points) -> Tensor:
         """E softmax f(x), (n, c)."""
         independent, settings = self.spectrum.independent, (self.draws, self.seed)
-        parts = [self._both(part) for part in x.split(points_at_once(x))]
-        return torch.cat([expected(*part, independent, *settings) for part in parts])
+        x = check_points(x, integers=True)
+        most = NUMBERS_AT_ONCE // (self.draws * self.spectrum.outputs)
+        parts = x.split(max(1, min(points_at_once(x), most)))
+        return torch.cat([expected(*self._both(part), independent, *settings) for part in parts])
 
     def save(self, path: str | Path) -> None:
         """Write the posterior, but for the model of its mean, into one safetensors file."""
@@ -270,8 +268,18 @@ def expected(
     return to_probabilities(mean + moved(features, normals)).mean(0)
 
 
+@contextmanager
+def _fitting(path: str | Path) -> Iterator[None]:
+    """Say which file does not fit a model."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds weights of another model: {error}") from error
+
+
 def _check_moments(moments: WeightMoments, least: int) -> None:
     if moments.count < least:
         raise ValueError(
-            f"{moments.count} weights are collected, at least {least} are needed: call collect()"
+            f"weights are collected {moments.count} times, at least {least} are needed: "
+            "call collect()"
         )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from neuralef.bayes.recorder import below
+from neuralef.bayes.moments import below
 from neuralef.checks import check_choice, check_count
 from neuralef.data.augment import crop_and_flip
 from neuralef.files import read_tensors, write_tensors

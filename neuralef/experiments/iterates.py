@@ -14,15 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.bayes.baselines import MAP
+from neuralef.bayes.moments import refresh_statistics
 from neuralef.bayes.predictive import to_probabilities
 from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
-from neuralef.bayes.trajectory import (
-    SWA,
-    SWAG,
-    TrajectoryPosterior,
-    expected,
-    refresh_statistics,
-)
+from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior, expected
 from neuralef.data import crop_and_flip
 from neuralef.experiments.classifier import Stateful, train_classifier
 from neuralef.experiments.device import timed
@@ -94,6 +89,10 @@ class Iterates:
         capacity = (steps - self.first) // every
         if capacity >= len(x):
             raise ValueError(f"{capacity} functions of {len(x)} images: record fewer of them")
+        self.checkpoint = folder / "training.safetensors"
+        if not self.checkpoint.exists():  # nor has the training that left these values one
+            for name in ("train.npy", "test.npy"):
+                (folder / name).unlink(missing_ok=True)
         statistics = partial(refresh_statistics, x=x[: s.refresh], batch_size=s.refresh)
         record = partial(
             TrajectoryRecorder, self.model, capacity=capacity, dtype="float16",
@@ -106,26 +105,31 @@ class Iterates:
         self.means = MeanRecorder(
             self.model, torch.cat(copies), precision=self.precision, batch_size=s.recording_batch
         )
+        self.annealed = copy.deepcopy(self.model)  # the network before its rate rises again
         self.seconds = {"recording": 0.0, "mean": 0.0}
         self.fitted: dict[str, Any] = {}
 
     def run(self) -> None:
         """Train; one that was interrupted goes on, and so do its records."""
         s = self.settings
-        kept: dict[str, Stateful] = {"train": self.train, "test": self.test, "means": self.means}
+        kept: dict[str, Stateful] = {
+            "train": self.train, "test": self.test, "means": self.means, "annealed": self.annealed,
+        }  # fmt: skip
         _, self.seconds["training"] = timed(
             lambda: train_classifier(
                 self.model, self.images.train, self.images.labels, s.epochs,
                 batch_size=s.batch_size, weight_decay=WEIGHT_DECAY, schedule="trajectory",
-                seed=self.seed, report=self.report, checkpoint=self.folder / "training.safetensors",
+                seed=self.seed, report=self.report, checkpoint=self.checkpoint,
                 after=self._after, alongside=kept,
             )
         )  # fmt: skip
-        refresh_statistics(self.model, self.images.train)
-        self.model.eval()
+        for model in (self.model, self.annealed):
+            refresh_statistics(model, self.images.train).eval()
 
     def _after(self, step: int) -> None:
         late = step - self.first
+        if late == 0:
+            self.annealed.load_state_dict(self.model.state_dict())
         if late <= 0:
             return
         if late % self.every == 0 and self.train.count < self.train.capacity:
@@ -170,12 +174,10 @@ class Iterates:
     def learnt(self) -> nn.Module:
         """A network of the same size that has learnt the mean of all functions."""
         s = self.settings
-        if not self.means.count:
-            raise ValueError("no function was recorded for the mean: lower mean_every")
         model = copy.deepcopy(self.average.model)
         model, self.seconds["learnt mean"] = timed(
             lambda: train_classifier(
-                model, self.means.x, self.means.mean, s.mean_epochs, batch_size=4 * s.batch_size,
+                model, self.means.x, self.means.mean(), s.mean_epochs, batch_size=4 * s.batch_size,
                 learning_rate=s.mean_rate, weight_decay=0.0, augment=False, seed=self.seed,
             )
         )  # fmt: skip
@@ -212,7 +214,8 @@ class Iterates:
         spectrum, self.seconds["NeuralEF"] = timed(self.spectrum, gram)
         swag = partial(SWAG, moments, x[: 5 * s.refresh], s.draws, seed=self.seed)
         self.fitted = {
-            "SGD": MAP(self.model),
+            "SGD": MAP(self.annealed),
+            "last iterate": MAP(self.model),
             "SWA": self.average,
             "SWAG": swag(),
             "SWAG, low rank": swag(diagonal=False),
@@ -227,12 +230,21 @@ class Iterates:
         return self.fitted
 
     def reference(self) -> dict[str, Tensor]:
-        """Test probabilities that need all functions: the truth that others are to come near."""
+        """Test probabilities that need all functions, or the exact top k of their kernel."""
         mean, features = self.exact()
         swa = self.average.outputs(self.images.test)
         values = self.test.values[: self.test.count].to(mean.device).double()
         return {
             "all recorded functions": torch.stack([to_probabilities(v) for v in values]).mean(0),
-            "SWA + exact functions": expected(swa, features, True),
-            "mean + exact functions": expected(mean, features, True),
+            "SWA + exact top functions": expected(swa, features, True),
+            "mean + exact top functions": expected(mean, features, True),
         }
+
+    def explained(self) -> dict[str, float]:
+        """The share of the recorded variance at the test images that the top functions have."""
+        values = self.test.values[: self.test.count].to(self.images.test.device).double()
+        whole = float(values.var(0, correction=0).sum())
+        with torch.no_grad():
+            learnt = self.fitted["SWA + NeuralEF"].spectrum.features(self.images.test).double()
+        shares = {"exact": self.exact()[1], "NeuralEF": learnt}
+        return {name: float(found.square().sum()) / whole for name, found in shares.items()}

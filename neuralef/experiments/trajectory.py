@@ -17,6 +17,7 @@ from torch import Tensor
 
 from neuralef.bayes.trajectory import TrajectoryPosterior, expected
 from neuralef.data import CORRUPTIONS, corrupt, gratings, read_frost, read_images
+from neuralef.data.corruptions.write import own_seed
 from neuralef.data.sets import given_root
 from neuralef.experiments.calibration import scores
 from neuralef.experiments.cifar import normalised
@@ -84,13 +85,21 @@ def photographs(data: str | None) -> list[Tensor] | None:
 
 
 def judge(run: Iterates) -> dict[str, Any]:
-    """Scores of all posteriors on the test images, and what each keeps on disk."""
+    """Scores of all posteriors on the test images."""
     images, found = run.images, {}
     for name, posterior in run.posteriors().items():
         found[name] = scores(posterior.predict_proba(images.test), images.test_labels)
     for name, p in run.reference().items():
         found[name] = scores(p, images.test_labels)
     return found
+
+
+def attainable(run: Iterates) -> float:
+    """The ECE of probabilities that are right: what chance leaves with so many test images."""
+    p = run.average.predict_proba(run.images.test)
+    generator = torch.Generator().manual_seed(run.seed)
+    labels = torch.multinomial(p.cpu(), 1, generator=generator)[:, 0]
+    return scores(p, labels.to(p.device))["ece"]
 
 
 def storage(run: Iterates) -> dict[str, int]:
@@ -116,8 +125,8 @@ def by_samples(run: Iterates, samples: tuple[int, ...], report: Report) -> list[
         posterior = TrajectoryPosterior(run.average.model, spectrum)
         learnt = TrajectoryPosterior(run.learnt, spectrum)
         p = {
-            "SWA + exact functions": expected(swa, features, True),
-            "mean + exact functions": expected(mean, features, True),
+            "SWA + exact top functions": expected(swa, features, True),
+            "mean + exact top functions": expected(mean, features, True),
             "SWA + NeuralEF": posterior.predict_proba(images.test),
             "learnt mean + NeuralEF": learnt.predict_proba(images.test),
         }
@@ -144,7 +153,8 @@ def under_corruptions(
     found: dict[str, Any] = {name: {} for name in UNDER_CORRUPTIONS}
     for corruption in (name for name in CORRUPTIONS if name not in left_out):
         for severity in SEVERITIES:
-            changed = corrupt(pixels, corruption, severity, seed, frost)
+            own = own_seed(seed, corruption, severity)
+            changed = corrupt(pixels, corruption, severity, own, frost)
             x = normalised(changed, str(pixels.device))
             for name in UNDER_CORRUPTIONS:
                 score = scores(run.fitted[name].predict_proba(x), labels)
@@ -167,6 +177,7 @@ def one(
     found["weights"] = run.train.weights.count
     found["ways"] = judge(run)
     found["storage"], found["rates"] = storage(run), run.rates()
+    found["explained"], found["attainable_ece"] = run.explained(), attainable(run)
     if number == 0:
         found["samples"] = by_samples(run, preset.samples, report)
     if number == 0 and depth == min(preset.every):
@@ -221,7 +232,7 @@ def run(
             measured.setdefault(name, {"seeds": []})["seeds"].append(record)
     result = write_result(
         out, "trajectory", preset=preset, config=config, measured=measured,
-        paper={"appendix": "C.3"}, device=device,
+        paper={"appendix": "C.3", "functions": 4000, "weights": 50}, device=device,
     )  # fmt: skip
     for name, figure in plots.trajectory_figures(result).items():
         write_figure(out, name, figure)

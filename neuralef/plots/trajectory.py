@@ -11,6 +11,7 @@ from neuralef.plots.base import legend_below, panel
 
 COLORS = {
     "SGD": "#8c8c8c",
+    "last iterate": "#c4c4c4",
     "SWA": "#edae49",
     "SWAG": "#d1495b",
     "SWAG, low rank": "#e58f9b",
@@ -18,8 +19,8 @@ COLORS = {
     "SWA + NeuralEF, as published": "#7fb2d9",
     "learnt mean": "#9ccfad",
     "learnt mean + NeuralEF": "#4f9d69",
-    "SWA + exact functions": "#555555",
-    "mean + exact functions": "#222222",
+    "SWA + exact top functions": "#555555",
+    "mean + exact top functions": "#222222",
     "all recorded functions": "#b07d12",
 }
 MEASURES = {"accuracy": "accuracy (%)", "nll": "NLL", "ece": "ECE"}
@@ -49,7 +50,8 @@ def corruption_boxes(found: dict[str, Any]) -> Figure:
     names = list(found["ways"])
     width = 0.8 / len(names)
     for axes, key in zip(panels, ("nll", "ece"), strict=True):
-        panel(axes, f"corrupted images ({found['source']})", "severity", MEASURES[key])
+        title = f"{found['images']:,} images, {found['source']}"
+        panel(axes, title if key == "nll" else "", "severity", MEASURES[key])
         for i, name in enumerate(names):
             by_corruption = list(found["ways"][name].values())
             boxes = [[row[s][key] for row in by_corruption] for s in range(len(by_corruption[0]))]
@@ -75,14 +77,14 @@ def samples_needed(seed: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     panels = figure.subplots(1, 3)
     for axes, key in zip(panels, ("nll", "ece"), strict=False):
-        panel(axes, "", "recorded functions M", MEASURES[key])
+        panel(axes, "", "functions in the kernel, M", MEASURES[key])
         for name in rows[0]["ways"]:
             values = [row["ways"][name][key] for row in rows]
             axes.plot(counts, values, "o-", ms=3, color=COLORS[name], label=name)
         for name in ("SWA", "SWAG"):
             axes.axhline(seed["ways"][name][key], color=COLORS[name], lw=1, ls=":", label=name)
         axes.set_xscale("log")
-    axes = panel(panels[2], "", "recorded functions M", "bytes kept")
+    axes = panel(panels[2], "", "functions in the kernel, M", "bytes kept")
     one = stored["one network"]
     axes.plot(counts, [one * count for count in counts], color="0.6", label="M networks")
     kept = [one + row["bytes"] for row in rows]

@@ -67,12 +67,16 @@ def write_corrupted(
     for name in corruptions:
         parts = []
         for severity in range(1, SEVERITIES + 1):
-            key = (seed, CORRUPTIONS.index(name), severity)
-            own = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
-            part = corrupt(images, name, severity, own, frost)
+            part = corrupt(images, name, severity, own_seed(seed, name, severity), frost)
             parts.append(part.permute(0, 2, 3, 1).cpu().numpy())
         write_table(folder / f"{name}.npy", np.concatenate(parts))
     return folder
+
+
+def own_seed(seed: int, corruption: str, severity: int) -> int:
+    """A seed for each corruption and severity, so that their random numbers are independent."""
+    key = (seed, CORRUPTIONS.index(corruption), severity)
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
 
 
 def _check_labels(labels: Tensor, n: int) -> np.ndarray:
