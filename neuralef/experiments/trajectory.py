@@ -47,7 +47,7 @@ PRESETS = {
     "quick": Preset(
         train=512, test=500, every={8: (4, 8)}, samples=(10, 30, 100), corrupted=100,
         settings=Settings(
-            width=8, epochs=200, batch_size=64, k=4, steps=150, draws=10, refresh=128, copies=2,
+            width=8, epochs=200, batch_size=64, k=4, steps=100, draws=10, refresh=128, copies=2,
             mean_every=16, mean_epochs=8,
         ),
     ),
