@@ -58,7 +58,9 @@ def orthonormalize(psi: Tensor, points: int) -> tuple[Tensor, Tensor]:
     noise = torch.finfo(psi.dtype).eps ** (2 / 3)
     psi = psi.double()
     tiny = torch.finfo(psi.dtype).tiny
-    norms = psi.norm(dim=1, keepdim=True).clamp_min(tiny)
+    # functions smaller than this are zero: what makes them of unit norm would not be finite
+    norms = psi.norm(dim=1, keepdim=True).clamp_min(tiny**0.5)
+    psi = torch.where(norms > tiny**0.5, psi, 0.0)
     left, sizes, right = torch.linalg.svd(psi / norms, full_matrices=False)
     kept = sizes > noise * sizes[:, :1]
     scale = math.sqrt(points)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from truth import points
@@ -111,6 +111,8 @@ def test_ritz_pairs_do_not_depend_on_the_scale_of_the_functions():
 
 
 @given(roots(), st.integers(0, 10))
+@example(np.full((1, 6), 2.8e-318), 0)
+@example(np.array([[1e-300, 1e-300, 0.0], [1e-300, 1.1e-300, 0.0]]), 1)
 @settings(max_examples=200, deadline=None)
 def test_ritz_pairs_of_any_basis_are_finite_and_bounded(root, seed):
     basis = torch.from_numpy(root.T)
