@@ -128,9 +128,7 @@ def fit(
         typer.Option(help="neuralef, spin, nestedlora, nystrom, subspace or random-features."),
     ] = "neuralef",
     steps: Annotated[int | None, typer.Option(help="Of solvers that train [2000].")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Of solvers that train [256].")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Of solvers that train [256].")] = None,
     landmarks: Annotated[
         int | None, typer.Option(help="Of nystrom: solve on so many random points [all].")
     ] = None,

@@ -109,7 +109,7 @@ def test_what_is_recorded_is_what_a_plain_training_goes_through(study):
 
 def test_images_are_those_of_the_seed():
     alike = dataclasses.replace(TINY, train=40)
-    first, second = (trajectory.read(alike, True, None, "cpu", seed) for seed in (0, 1))
+    first, second = (trajectory.read(alike, None, "cpu", seed) for seed in (0, 1))
     every = [first.train, first.test, second.train, second.test]
     assert len({bytes(images.numpy()) for images in every}) == 4
     assert torch.equal(first.test, normalised(first.pixels, "cpu"))

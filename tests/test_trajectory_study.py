@@ -136,6 +136,13 @@ def test_frost_is_there_with_its_photographs(study, by, tmp_path, monkeypatch):
             assert row["nll"] == pytest.approx(truth, abs=1e-5)
 
 
+def test_missing_data_leave_nothing_behind(tmp_path, monkeypatch):
+    tiny(monkeypatch, dataclasses.replace(TINY, synthetic=False))
+    with pytest.raises(ValueError, match="where is cifar10"):
+        trajectory.run(tmp_path, "quick")
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_photographs_are_named_before_the_training(tmp_path, monkeypatch):
     tiny(monkeypatch, TINY)
     monkeypatch.setattr(trajectory, "everything", never)

@@ -20,8 +20,9 @@ SETTINGS = Settings(
     mean_epochs=2,
 )  # fmt: skip
 TINY = trajectory.Preset(
-    train=64, test=40, every={8: (2, 4)}, samples=(3, 6, 100), corrupted=4, settings=SETTINGS
-)
+    train=64, test=40, every={8: (2, 4)}, samples=(3, 6, 100), corrupted=4, settings=SETTINGS,
+    synthetic=True,
+)  # fmt: skip
 CASE = "ResNet-8"
 WAYS = [
     "SGD", "last iterate", "SWA", "SWAG", "SWAG, low rank", "SWA + NeuralEF", "learnt mean",

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from neuralef.bayes.baselines import MAP
 from neuralef.bayes.likelihood import Gaussian
-from neuralef.bayes.predictive import to_probabilities
+from neuralef.bayes.predictive import even_normals, to_probabilities
 from neuralef.bayes.tuning import minimise
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.metrics import nll
@@ -226,9 +226,7 @@ class LaplaceTorch(MAP):
 
     def _moves(self, found: Gaussian) -> Tensor:
         """Draws of the outputs about their mean, (draws, n, c)."""
-        shape = (self.draws, found.mean.shape[1])
-        generator = torch.Generator().manual_seed(self.seed)
-        normals = torch.randn(shape, dtype=torch.float64, generator=generator).to(found.mean.device)
+        normals = even_normals(self.draws, found.mean.shape[1], self.seed).to(found.mean.device)
         values, vectors = torch.linalg.eigh(found.covariance)
         root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
         return torch.einsum("ncd,sd->snc", root, normals)

@@ -41,6 +41,7 @@ class Preset:
     samples: tuple[int, ...]  # numbers of functions whose effect is shown, with the first seed
     corrupted: int  # images under each corruption, with the first seed and depth
     settings: Settings
+    synthetic: bool = False  # gratings instead of CIFAR-10
 
 
 PRESETS = {
@@ -50,6 +51,7 @@ PRESETS = {
             width=8, epochs=200, batch_size=64, k=4, steps=100, draws=10, refresh=128, copies=2,
             mean_every=16, mean_epochs=8,
         ),
+        synthetic=True,
     ),
     "paper": Preset(
         train=50000, test=10000, every={20: (6, 20, 20), 56: (20,)},
@@ -61,11 +63,11 @@ PRESETS = {
 }  # fmt: skip
 
 
-def read(preset: Preset, synthetic: bool, data: str | None, device: str, seed: int) -> Images:
+def read(preset: Preset, data: str | None, device: str, seed: int) -> Images:
     """The training and the test images."""
     parts: list[Tensor] = []
     for number, (split, count) in enumerate((("train", preset.train), ("test", preset.test))):
-        if synthetic:
+        if preset.synthetic:
             pixels, labels = gratings(count, seed=2 * seed + number)
         else:
             pixels, labels = read_images("cifar10", split, data)
@@ -187,8 +189,8 @@ def one(
 
 
 def everything(
-    preset: Preset, synthetic: bool, out: Path, device: str, seed: int, report: Report,
-    data: str | None, frost: list[Tensor] | None, ledger: Ledger,
+    preset: Preset, out: Path, device: str, seed: int, report: Report, data: str | None,
+    frost: list[Tensor] | None, ledger: Ledger,
 ) -> Iterator[tuple[str, dict[str, Any]]]:  # fmt: skip
     """The results of all depths and seeds; what the ledger has is not done again."""
     images = None
@@ -197,7 +199,8 @@ def everything(
             key = f"ResNet-{depth} | {seed + number}"
             folder = out / f"resnet{depth}-{seed + number}"
             if key not in ledger:
-                images = images or read(preset, synthetic, data, device, seed)
+                images = images or read(preset, data, device, seed)
+                ledger.start()  # an interrupted training must not go on with other settings
                 report(key)
                 made = one(images, preset, depth, number, seed, folder, frost, report)
                 ledger.write(key, made, f"ResNet-{depth}", {})
@@ -220,14 +223,13 @@ def run(
     """The whole study into the folder `out`: result.json and its figures."""
     from neuralef import plots
 
-    chosen, synthetic = PRESETS[preset], preset != "paper"
+    chosen = PRESETS[preset]
     config = asdict(chosen) | {"seed": seed}
     frost = photographs(data)
     ledger = Ledger(out / "parts.json", config)
-    ledger.start()  # so that a training that is interrupted does not go on with other settings
     measured: dict[str, Any] = {}
     with tuned_convolutions():
-        parts = everything(chosen, synthetic, out, device, seed, report, data, frost, ledger)
+        parts = everything(chosen, out, device, seed, report, data, frost, ledger)
         for name, record in parts:
             measured.setdefault(name, {"seeds": []})["seeds"].append(record)
     result = write_result(
