@@ -5,7 +5,7 @@ import torch
 from classified import brightness
 
 from neuralef.experiments import classifier
-from neuralef.experiments.classifier import train_classifier
+from neuralef.experiments.classifier import _Training, train_classifier
 from neuralef.networks import ResNet
 
 
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     path = tmp_path / "c.safetensors"
     traced(path)
     content = path.read_bytes()
-    for change in ({"augment": False}, {"schedule": "steps"}, {"weight_decay": 0.0}, {"seed": 1}):
+    for change in ({"schedule": "steps"}, {"weight_decay": 0.0}, {"seed": 1}):
         with pytest.raises(ValueError, match=r"c\.safetensors belongs to a training with other"):
             traced(path, **change)
     assert path.read_bytes() == content
@@ -105,8 +105,16 @@ def test_a_checkpoint_without_what_should_be_alongside_is_refused(tmp_path):
         traced(path)
 
 
-@pytest.mark.parametrize("labels", [torch.zeros(128), torch.zeros(128, 3)])
-def test_floating_labels_must_be_like_the_outputs(labels):
-    x, _ = brightness()
-    with pytest.raises(ValueError, match="floating labels must be like the outputs"):
-        train_classifier(ResNet(8, 4, outputs=1, seed=0), x, labels, 1, augment=False)
+def test_momentum_is_read_into_the_order_in_memory_that_the_weights_have(tmp_path):
+    """Otherwise a fused optimizer refuses to go on with a network whose channels lie last."""
+    path, (x, labels) = tmp_path / "c.safetensors", brightness()
+    model = ResNet(8, 4, outputs=2, seed=0).to(memory_format=torch.channels_last)
+    train_classifier(model, x, labels, 1, batch_size=32, checkpoint=path)
+    training = _Training(model, x, labels, 32, 0.0, nesterov=True)
+    assert training.load(path, {}) == 1
+    strides = [
+        (v.stride(), training.optimizer.state[v]["momentum_buffer"].stride())
+        for v in model.parameters()
+    ]
+    assert any(weight != tuple(sorted(weight, reverse=True)) for weight, _ in strides)
+    assert all(weight == momentum for weight, momentum in strides)

@@ -4,6 +4,7 @@ from neuralef.bayes.baselines import MAP, TemperatureScaling
 from neuralef.bayes.laplace import LinearizedLaplace
 from neuralef.bayes.laplace_torch import LaplaceTorch
 from neuralef.bayes.likelihood import Gaussian
+from neuralef.bayes.mean import learn_mean
 from neuralef.bayes.moments import WeightMoments, refresh_statistics
 from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
 from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior
@@ -20,5 +21,6 @@ __all__ = [
     "TrajectoryPosterior",
     "TrajectoryRecorder",
     "WeightMoments",
+    "learn_mean",
     "refresh_statistics",
 ]

@@ -38,8 +38,8 @@ class Features:
         now = _versions(self.model)
         if now != self._seen and fingerprint(self.model) != self.fingerprint:
             raise ValueError(
-                "the model's weights have changed since fit: a posterior belongs to the weights it "
-                "was fitted at; fit it again"
+                "the model's weights have changed: a posterior belongs to the weights it was made "
+                "for; make it again"
             )
         self._seen = now
 

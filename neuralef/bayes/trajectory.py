@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.bayes.baselines import MAP
+from neuralef.bayes.features import Features
 from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.moments import WeightMoments, below, put_weights, refresh_statistics
 from neuralef.bayes.predictive import even_normals, to_probabilities
 from neuralef.checks import check_count, check_points, check_positive
 from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
+from neuralef.networks.trial import check_model
 from neuralef.points import Points, points_at_once
 from neuralef.spectrum import Spectrum
 
@@ -174,7 +176,8 @@ class TrajectoryPosterior:
 
     `mean` is the model of f̄, such as `SWA.of(…).model`; `spectrum` has the top pairs of the kernel
     of the trajectory, for each output by itself or for all together, Ψ̃ = √μ ψ. What it keeps does
-    not grow with the number of iterates.
+    not grow with the number of iterates. If the functions are an `ActivationHead` on the mean, one
+    pass gives both.
 
     >>> from neuralef import NeuralEF
     >>> from neuralef.bayes.recorder import TrajectoryRecorder
@@ -191,15 +194,12 @@ class TrajectoryPosterior:
     def __init__(
         self, mean: nn.Module, spectrum: Spectrum, draws: int = 256, seed: int = 0
     ) -> None:
-        self.mean, self.spectrum = MAP(mean), spectrum
+        check_model(mean)
+        self.features, self.spectrum = Features(mean, spectrum), spectrum
         self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
 
     def _both(self, x: Points) -> tuple[Tensor, Tensor]:
-        x = check_points(x, integers=True)
-        mean = self.mean.outputs(x)
-        with torch.no_grad():
-            features = self.spectrum.features(x).double()
-        features = features[:, None] if features.ndim == 2 else features
+        mean, features = self.features(x)
         if features.shape[:2] != mean.shape:
             raise ValueError(
                 f"the mean has {mean.shape[1]} outputs, the spectrum {features.shape[1]}"
@@ -232,8 +232,9 @@ class TrajectoryPosterior:
 
     def save(self, path: str | Path) -> None:
         """Write the posterior, but for the model of its mean, into one safetensors file."""
+        self.features.check_unchanged()
         spectrum, tensors = pack_spectrum(self.spectrum)
-        header = {"spectrum": spectrum, "mean": fingerprint(self.mean.model)}
+        header = {"spectrum": spectrum, "mean": self.features.fingerprint}
         write_tensors(
             Path(path), TRAJECTORY, header | {"draws": self.draws, "seed": self.seed}, tensors
         )
@@ -247,7 +248,7 @@ class TrajectoryPosterior:
         if header["mean"] != fingerprint(mean):
             raise ValueError(f"{path} has another mean: its weights differ from this model's")
         device = next(mean.parameters()).device
-        given = {"network": network}
+        given = {"network": network, "model": mean}
         spectrum = unpack_spectrum(Path(path), header["spectrum"], tensors, given, device)
         return cls(mean, spectrum, header["draws"], header["seed"])
 

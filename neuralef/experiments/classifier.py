@@ -60,7 +60,6 @@ def train_classifier(
     learning_rate: float = 0.1,
     weight_decay: float = 5e-4,
     schedule: str = "cycle",
-    augment: bool = True,
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
     checkpoint: Path | None = None,
@@ -69,11 +68,10 @@ def train_classifier(
 ) -> nn.Module:
     """SGD with momentum on crops and mirror images; on a GPU each step is one captured graph.
 
-    A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax, or,
-    by least squares, floating `labels` (n, c). The `schedule` is one cycle of the rate with
-    Nesterov's momentum, or one of the paper's. With a `checkpoint` an interrupted training goes on
-    from there, and so does what is kept `alongside`; one that is over is only read. `after(steps)`
-    is called when so many steps are done.
+    A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax. The
+    `schedule` is one cycle of the rate with Nesterov's momentum, or one of the paper's. With a
+    `checkpoint` an interrupted training goes on from there, and so does what is kept `alongside`;
+    one that is over is only read. `after(steps)` is called when so many steps are done.
     """
     check_choice(schedule, "schedule", tuple(SCHEDULES))
     check_count(epochs, "epochs")
@@ -81,12 +79,12 @@ def train_classifier(
     if not per_epoch:
         raise ValueError(f"{len(x)} images are fewer than a batch of {batch_size}")
     factor, nesterov = SCHEDULES[schedule]
-    training = _Training(model, x, labels, batch_size, weight_decay, nesterov, augment)
+    training = _Training(model, x, labels, batch_size, weight_decay, nesterov)
     training.alongside = alongside or {}
     settings = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
-        "weight_decay": weight_decay, "schedule": schedule, "augment": augment,
-        "seed": seed, "images": len(x),
+        "weight_decay": weight_decay, "schedule": schedule, "seed": seed,
+        "images": len(x),
     }  # fmt: skip
     first = 0 if checkpoint is None else training.load(checkpoint, settings)
     saved = time.monotonic()
@@ -116,9 +114,9 @@ class _Training:
 
     def __init__(
         self, model: nn.Module, x: Tensor, labels: Tensor, batch_size: int, weight_decay: float,
-        nesterov: bool, augment: bool,
+        nesterov: bool,
     ) -> None:  # fmt: skip
-        self.model, self.x, self.labels, self.augment = model, x, labels, augment
+        self.model, self.x, self.labels = model, x, labels
         self.alongside: dict[str, Stateful] = {}
         self.rate = torch.zeros((), device=x.device)
         self.optimizer = torch.optim.SGD(
@@ -147,8 +145,7 @@ class _Training:
         kind = self.x.device.type
         self.optimizer.zero_grad()
         with torch.autocast(kind, torch.bfloat16, enabled=self.x.is_cuda, cache_enabled=False):
-            images = self.x[self.index]
-            logits = self.model(crop_and_flip(images) if self.augment else images)
+            logits = self.model(crop_and_flip(self.x[self.index]))
         value = _loss(logits.float(), self.labels[self.index])
         value.backward()
         self.optimizer.step()
@@ -178,17 +175,13 @@ class _Training:
                 raise ValueError(f"{path} was written without {kind}: remove it")
             kept.load_state_dict(state)
         for name, value in self.model.named_parameters():
-            buffer = tensors[f"momentum.{name}"].to(value.device)
+            # in the weights' own order in memory, which the fused optimizer asks for
+            buffer = torch.empty_like(value.detach()).copy_(tensors[f"momentum.{name}"])
             self.optimizer.state[value]["momentum_buffer"] = buffer
         return int(header["epoch"])
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    if labels.is_floating_point():
-        if labels.shape != logits.shape:
-            wanted, came = tuple(logits.shape), tuple(labels.shape)
-            raise ValueError(f"floating labels must be like the outputs {wanted}, got {came}")
-        return nn.functional.mse_loss(logits, labels.to(logits.dtype))
     if logits.ndim == 1 or logits.shape[1] == 1:
         return nn.functional.binary_cross_entropy_with_logits(logits.flatten(), labels.float())
     return nn.functional.cross_entropy(logits, labels)

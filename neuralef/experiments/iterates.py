@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.bayes.baselines import MAP
+from neuralef.bayes.mean import learn_mean
 from neuralef.bayes.moments import refresh_statistics
 from neuralef.bayes.predictive import to_probabilities
 from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
@@ -22,7 +23,7 @@ from neuralef.data import crop_and_flip
 from neuralef.experiments.classifier import Stateful, train_classifier
 from neuralef.experiments.device import timed
 from neuralef.gram import FeatureGram
-from neuralef.networks import ResNet, SharedResNet
+from neuralef.networks import ActivationHead, ResNet, SharedResNet
 from neuralef.solvers import NeuralEF, Subspace
 from neuralef.spectrum import Spectrum
 
@@ -58,7 +59,7 @@ class Settings:
     copies: int  # augmented sets on which the mean function is learnt
     mean_every: int  # steps, or a little less, between the functions whose mean is learnt
     mean_epochs: int
-    mean_rate: float = 0.02
+    mean_rate: float = 1e-3
     recording_batch: int = 5000
 
 
@@ -174,28 +175,42 @@ class Iterates:
     def learnt(self) -> nn.Module:
         """A network of the same size that has learnt the mean of all functions."""
         s = self.settings
-        model = copy.deepcopy(self.average.model)
         model, self.seconds["learnt mean"] = timed(
-            lambda: train_classifier(
-                model, self.means.x, self.means.mean(), s.mean_epochs, batch_size=4 * s.batch_size,
-                learning_rate=s.mean_rate, weight_decay=0.0, augment=False, seed=self.seed,
+            lambda: learn_mean(
+                self.average.model, self.means.x, self.means.mean(), s.mean_epochs,
+                batch_size=4 * s.batch_size, learning_rate=s.mean_rate, precision=self.precision,
+                seed=self.seed,
             )
         )  # fmt: skip
-        return refresh_statistics(model, self.images.train).eval()
+        return model
 
-    def spectrum(self, gram: FeatureGram, paper: bool = False) -> Spectrum:
-        """The top functions of each output, by one network for all of them."""
+    def spectrum(self, gram: FeatureGram, mean: nn.Module) -> Spectrum:
+        """The top functions of each output, by a head on the activations of the mean."""
         s, x = self.settings, self.images.train
-        solver = NeuralEF.paper(s.k) if paper else NeuralEF(s.k, learning_rate=s.learning_rate)
-        solver = replace(
-            solver, steps=s.steps, seed=self.seed, progress=False, precision=self.precision,
-            capture=True if x.is_cuda else None,
-        )  # fmt: skip
+        solver = NeuralEF(s.k, learning_rate=s.learning_rate)
+        head = ActivationHead(
+            mean, s.k + solver.oversample, self.outputs, independent=True, seed=self.seed
+        )
+        head.standardize(x)
+        return self._solve(solver, gram, head)
+
+    def published(self, gram: FeatureGram) -> Spectrum:
+        """The same by the paper's objective, and a network of its own."""
+        s = self.settings
+        solver = NeuralEF.paper(s.k)
         network = SharedResNet(
             s.k + solver.oversample, 20 if self.depth >= 20 else self.depth, 2 * s.width,
             outputs=self.outputs, independent=True, seed=self.seed,
-        ).to(x.device)  # fmt: skip
-        return solver.solve(gram, network.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+        ).to(self.images.train.device)  # fmt: skip
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return self._solve(solver, gram, network)
+
+    def _solve(self, solver: NeuralEF, gram: FeatureGram, network: nn.Module) -> Spectrum:
+        solver = replace(
+            solver, steps=self.settings.steps, seed=self.seed, progress=False,
+            precision=self.precision, capture=True if self.images.train.is_cuda else None,
+        )  # fmt: skip
+        return solver.solve(gram, network)
 
     def exact(self, samples: int | None = None) -> tuple[Tensor, Tensor]:
         """The mean of the recorded functions and the exact Ψ̃ at the test images, in float64."""
@@ -211,7 +226,8 @@ class Iterates:
         """Those that can be evaluated anywhere, by their names."""
         s, x, moments = self.settings, self.images.train, self.train.weights
         gram = self.train.gram()
-        spectrum, self.seconds["NeuralEF"] = timed(self.spectrum, gram)
+        swa, self.seconds["NeuralEF"] = timed(self.spectrum, gram, self.average.model)
+        published, self.seconds["NeuralEF, as published"] = timed(self.published, gram)
         swag = partial(SWAG, moments, x[: 5 * s.refresh], s.draws, seed=self.seed)
         self.fitted = {
             "SGD": MAP(self.annealed),
@@ -219,14 +235,13 @@ class Iterates:
             "SWA": self.average,
             "SWAG": swag(),
             "SWAG, low rank": swag(diagonal=False),
-            "SWA + NeuralEF": TrajectoryPosterior(self.average.model, spectrum),
+            "SWA + NeuralEF": TrajectoryPosterior(self.average.model, swa),
             "learnt mean": MAP(self.learnt),
-            "learnt mean + NeuralEF": TrajectoryPosterior(self.learnt, spectrum),
+            "learnt mean + NeuralEF": TrajectoryPosterior(
+                self.learnt, self.spectrum(gram, self.learnt)
+            ),
+            "SWA + NeuralEF, as published": TrajectoryPosterior(self.average.model, published),
         }
-        published, self.seconds["NeuralEF, as published"] = timed(self.spectrum, gram, True)
-        self.fitted["SWA + NeuralEF, as published"] = TrajectoryPosterior(
-            self.average.model, published
-        )
         return self.fitted
 
     def reference(self) -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ PRESETS = {
         train=50000, test=10000, every={20: (6, 20, 20), 56: (20,)},
         samples=(100, 300, 1000, 3000), corrupted=10000,
         settings=Settings(
-            steps=4000, refresh=2000, copies=4, mean_every=200, mean_epochs=10,
+            steps=4000, refresh=2000, copies=9, mean_every=400, mean_epochs=5,
         ),
     ),
 }  # fmt: skip
@@ -123,9 +123,11 @@ def by_samples(run: Iterates, samples: tuple[int, ...], report: Report) -> list[
     swa = run.average.outputs(images.test)
     for count in (count for count in samples if count <= run.train.count):
         mean, features = run.exact(count)
-        spectrum = run.spectrum(run.train.gram(samples=count))
-        posterior = TrajectoryPosterior(run.average.model, spectrum)
-        learnt = TrajectoryPosterior(run.learnt, spectrum)
+        gram = run.train.gram(samples=count)
+        posterior, learnt = (
+            TrajectoryPosterior(mean, run.spectrum(gram, mean))
+            for mean in (run.average.model, run.learnt)
+        )
         p = {
             "SWA + exact top functions": expected(swa, features, True),
             "mean + exact top functions": expected(mean, features, True),
