@@ -214,14 +214,17 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
         usual = _mean(ways["MAP"], "test_seconds")
         rows = []
         for name, seeds in ways.items():
-            tuned = [seed["mean"] for seed in seeds]
             evidence = [seed["evidence"] for seed in seeds if "evidence" in seed]
             rows.append((
-                name, *(f"{_mean(tuned, key):.4f}" for key in ("nll", "ece", "auroc")),
-                *(f"{_mean(evidence, key):.4f}" if evidence else "–" for key in ("nll", "auroc")),
+                name, *_scores([seed["mean"] for seed in seeds], "nll", "ece", "auroc"),
+                *_scores(evidence, "nll", "auroc"),
                 f"{_mean(seeds, 'fit_seconds'):.1f}",
                 f"{_mean(seeds, 'test_seconds') / usual:.2f}",
             ))  # fmt: skip
+            averaged = [seed["averaged"] for seed in seeds if "averaged" in seed]
+            if averaged:
+                found = _scores(averaged, "nll", "ece", "auroc")
+                rows.append(("  averaged", *found, "", "", "", ""))
         yield _table(
             f"{case}: tuned on {config['held']} test points, scored on the others, mean of "
             f"{config['folds']} folds", columns, rows,
@@ -231,7 +234,10 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"ECE of probabilities that are right: {chance['untuned']:.4f}, and tuned like these "
             f"{chance['tuned']:.4f}"
         )
-    yield "*: by the evidence alone; AUROC: of foreign points by their predictive entropy"
+    yield (
+        "*: by the evidence alone; averaged: over all hyper-parameters that the held-out points "
+        "leave possible; AUROC: of foreign points by their predictive entropy"
+    )
     cases = result["measured"].values()
     missing = [name for name in config["rivals"] if any(name not in c["ways"] for c in cases)]
     if missing:
@@ -239,6 +245,11 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"left out: {', '.join(missing)}; they need laplace-torch, pip install "
             "'neuralef\\[compare]'"
         )
+
+
+def _scores(records: list[dict[str, float]], *keys: str) -> list[str]:
+    """Means of some scores, to four digits."""
+    return [f"{_mean(records, key):.4f}" if records else "–" for key in keys]
 
 
 def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:

@@ -15,21 +15,15 @@ from torch import Tensor, nn
 
 from neuralef.bayes.batches import collect
 from neuralef.bayes.features import Features, outputs_of, remainder
-from neuralef.bayes.likelihood import (
-    LIKELIHOODS,
-    Gaussian,
-    check_targets,
-    curvature_product,
-    gaussian_nll,
-)
+from neuralef.bayes.held_out import CHOSEN, DRAWS, Mixture, tuned
+from neuralef.bayes.likelihood import LIKELIHOODS, Gaussian, check_targets, curvature_product
 from neuralef.bayes.posterior import Outputs, WeightPosterior
 from neuralef.bayes.predictive import METHODS
-from neuralef.bayes.tuning import by_evidence, minimise
+from neuralef.bayes.tuning import by_evidence
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.gram import FeatureGram, Gram
 from neuralef.kernels.ntk import NTK
 from neuralef.linalg import descending_eigh
-from neuralef.metrics import nll
 from neuralef.networks.activations import ActivationHead
 from neuralef.networks.folding import fold_batch_norm
 from neuralef.networks.trial import check_model
@@ -38,10 +32,8 @@ from neuralef.solvers import Distill, NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
 
-DRAWS, COARSE = 256, 32  # of Monte Carlo, as in the paper; and for a first look while tuning
 FUNCTIONS = 50  # by default
 NUMBERS_AT_ONCE = 2**26  # of Ψ̃
-CHOSEN = ("prior_variance", "temperature", "softmax_temperature")
 
 
 class LinearizedLaplace:
@@ -52,7 +44,8 @@ class LinearizedLaplace:
     already; trained solvers teach `network`, by default a head on the model's own activations.
     `prior_variance` σ₀², `temperature` τ and `softmax_temperature` T of E softmax(f/T), in which f
     is as it is with T = 1, are chosen in `fit` where they are None, and then found under their
-    names with an underscore. The noise of a regression is `noise_` times `noise_shape` of each
+    names with an underscore; with `average`, predictions are means over all that a held-out set
+    leaves possible of them. The noise of a regression is `noise_` times `noise_shape` of each
     output; `tail` gives back the prior's variance in what the k functions leave out.
 
     >>> model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
@@ -74,6 +67,7 @@ class LinearizedLaplace:
         tail: bool = False,
         softmax_temperature: float | None = 1.0,
         samples: int = 4096,
+        average: bool = False,
         seed: int = 0,
     ) -> None:
         check_choice(likelihood, "likelihood", LIKELIHOODS)
@@ -84,17 +78,20 @@ class LinearizedLaplace:
             setattr(self, f"{name}_", 1.0)
         if likelihood == "regression" and softmax_temperature != 1.0:
             raise ValueError("a regression has no softmax: leave softmax_temperature at 1")
+        if likelihood == "regression" and average:
+            raise ValueError("average=True is for classification")
         if solver is not None and not isinstance(solver, (Solver, Spectrum)):
             raise TypeError(f"solver must be a Solver or a Spectrum, got {type(solver).__name__}")
         if network is not None and not (solver is None or isinstance(solver, TrainedSolver)):
             raise ValueError(f"a network is of no use to {type(solver).__name__}: leave it out")
         self.model, self.likelihood, self.solver = model, likelihood, solver
-        self.network, self.tail = network, tail
+        self.network, self.tail, self.average = network, tail, average
         self.samples, self.seed = (
             check_count(samples, "samples"),
             check_count(seed, "seed", least=0),
         )
         self.noise_: float | None = None
+        self.mixture_: Mixture | None = None
 
     prior_variance: float | None
     temperature: float | None
@@ -112,6 +109,8 @@ class LinearizedLaplace:
         """
         if tune is None and self.softmax_temperature is None:
             raise ValueError("softmax_temperature=None is chosen on a held-out set: pass tune=…")
+        if tune is None and self.average:
+            raise ValueError("average=True is over what a held-out set leaves open: pass tune=…")
         check_model(self.model)
         device = next(self.model.parameters()).device
         held_out = None if tune is None else collect(tune, device, "tune")
@@ -184,6 +183,7 @@ class LinearizedLaplace:
         return FeatureGram(x, phi[:, 0] if self.kernel.outputs == 1 else phi)
 
     def _by_evidence(self, squares: float, rows: int) -> None:
+        self.mixture_ = None
         τ = self.temperature_ = self.temperature or 1.0
         self.softmax_temperature_ = self.softmax_temperature or 1.0
         weights = self.kernel.tangent.weights().values()
@@ -203,31 +203,8 @@ class LinearizedLaplace:
 
     def tune_on(self, outputs: Outputs, y: Tensor) -> LinearizedLaplace:
         """`tune`, for held-out points whose outputs are at hand."""
-        y = check_targets(self.likelihood, y, outputs.mean)
-        given: dict[str, float | None] = {name: getattr(self, name) for name in CHOSEN}
-        regression = self.likelihood == "regression"
-        if regression or self.softmax_temperature is None:
-            given["temperature"] = self.temperature or 1.0
-        if regression:
-            given["noise"] = None
-        fixed = {name: value for name, value in given.items() if value is not None}
-        free = [name for name in given if name not in fixed]
-        unit = {"noise": self.noise_ or 1.0}
-        normals = self.weights().even_normals(outputs, DRAWS)
-
-        def chosen(values: Iterable[float]) -> dict[str, float]:
-            found = zip(free, values, strict=True)
-            return fixed | {name: value * unit.get(name, 1.0) for name, value in found}
-
-        def loss(*values: float, normals: Tensor = normals) -> float:
-            weights = self.weights(**chosen(values))
-            if regression:
-                noise = weights.noise * self.noise_shape
-                return gaussian_nll(weights.gaussian(outputs), y, noise)
-            return nll(weights.probabilities(outputs, "mc", normals), y)
-
-        first = None if regression else lambda *values: loss(*values, normals=normals[:COARSE])
-        found = chosen(minimise(loss, free, first) if free else [])
+        self.mixture_ = None
+        found, self.mixture_ = tuned(self, outputs, y)
         for name, value in found.items():
             setattr(self, f"{name}_", value)
         return self
@@ -237,9 +214,13 @@ class LinearizedLaplace:
             raise ValueError("call fit(loader) first")
         return self
 
-    def weights(self, **changes: Any) -> WeightPosterior:
-        """The posterior of the weights in the basis of H, with the hyper-parameters as they are."""
+    def weights(self, draws: int = DRAWS, **changes: Any) -> WeightPosterior:
+        """The posterior of the weights in the basis of H, with the hyper-parameters as they are.
+
+        Where they are averaged over, each of so many draws has its own.
+        """
         now: dict[str, Any] = {name: getattr(self, f"{name}_") for name in CHOSEN}
+        now |= {} if self.mixture_ is None else self.mixture_.drawn(draws, self.seed)
         now |= {"noise": 1.0 if self.noise_ is None else self.noise_, "seed": self.seed}
         return WeightPosterior(self._fitted().curvature, **now | changes)
 
@@ -264,7 +245,7 @@ class LinearizedLaplace:
         """
         check_count(draws, "draws")
         outputs = self.outputs(x)
-        weights = self.weights(**({} if seed is None else {"seed": seed}))
+        weights = self.weights(draws, **({} if seed is None else {"seed": seed}))
         return weights.draw(outputs, weights.normals(outputs, draws))
 
     def predict_proba(self, x: Points, method: str = "mc", draws: int = DRAWS) -> Tensor:
@@ -279,7 +260,7 @@ class LinearizedLaplace:
             raise ValueError("a regression has no classes: use predict(x)")
         check_choice(method, "method", METHODS)
         check_count(draws, "draws")
-        weights = self.weights()
+        weights = self.weights(draws)
         return weights.probabilities(outputs, method, weights.even_normals(outputs, draws))
 
     @classmethod

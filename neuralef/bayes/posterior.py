@@ -41,29 +41,34 @@ class Outputs:
 class WeightPosterior:
     """w ~ N(0, diag(h_j/(τσ²) + 1/σ₀²)⁻¹): the weights of f(x) + Ψ̃(x)w, h the curvature (k,).
 
+    σ₀², τ and T are numbers, or tensors (draws,): then each draw has its own, and closed forms take
+    the mean of the variances, and of T.
+
     >>> posterior = WeightPosterior(torch.ones(1), prior_variance=1.0)
     >>> posterior.gaussian(Outputs(torch.zeros(1, 1), torch.ones(1, 1, 1))).variance
     tensor([[0.5000]])
     """
 
     curvature: Tensor
-    prior_variance: float
-    temperature: float = 1.0
+    prior_variance: float | Tensor
+    temperature: float | Tensor = 1.0
     noise: float = 1.0
-    softmax_temperature: float = 1.0
+    softmax_temperature: float | Tensor = 1.0
     seed: int = 0
 
     @property
     def variances(self) -> Tensor:
-        """Of the weights, (k,)."""
-        return 1 / (self.curvature / (self.temperature * self.noise) + 1 / self.prior_variance)
+        """Of the weights, (k,), or (draws, k)."""
+        scale = _column(self.temperature) * self.noise
+        return 1 / (self.curvature / scale + 1 / _column(self.prior_variance))
 
     def gaussian(self, outputs: Outputs) -> Gaussian:
         """The mean and the covariance between the outputs of each point."""
         features = outputs.features
-        covariance = torch.einsum("nck,ndk->ncd", features * self.variances, features)
+        variances = self.variances.mean(0) if self.variances.ndim > 1 else self.variances
+        covariance = torch.einsum("nck,ndk->ncd", features * variances, features)
         if outputs.tails is not None:
-            covariance = covariance + self.prior_variance * outputs.tails
+            covariance = covariance + _mean(self.prior_variance) * outputs.tails
         return Gaussian(outputs.mean, covariance)
 
     def normals(self, outputs: Outputs, draws: int) -> Tensor:
@@ -80,8 +85,8 @@ class WeightPosterior:
     def draw(self, outputs: Outputs, normals: Tensor) -> Tensor:
         """Outputs (draws, n, c) from random numbers: those of whole functions."""
         if outputs.tails is None:
-            scaled = outputs.features * self.variances.sqrt()
-            return outputs.mean + torch.einsum("nck,sk->snc", scaled, normals)
+            scaled = self.variances.sqrt() * normals
+            return outputs.mean + torch.einsum("nck,sk->snc", outputs.features, scaled)
         values, vectors = torch.linalg.eigh(self.gaussian(outputs).covariance)
         # the symmetric root, since eigenvectors jump from one point to the next
         root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
@@ -94,12 +99,21 @@ class WeightPosterior:
         for start in range(0, len(outputs), size):
             part = outputs[start : start + size]
             if method == "mc":
-                moved = self.draw(part, normals) / self.softmax_temperature
+                moved = self.draw(part, normals) / _column(_column(self.softmax_temperature))
                 parts.append(to_probabilities(moved).mean(0))
             else:
-                found, t = self.gaussian(part), self.softmax_temperature
+                found, t = self.gaussian(part), _mean(self.softmax_temperature)
                 parts.append(probabilities(found.mean / t, found.covariance / t**2, method))
         return torch.cat(parts)
+
+
+def _column(value: float | Tensor) -> float | Tensor:
+    """What each draw has of its own, ready for a further dimension."""
+    return value[..., None] if isinstance(value, Tensor) else value
+
+
+def _mean(value: float | Tensor) -> float | Tensor:
+    return value.mean() if isinstance(value, Tensor) else value
 
 
 def _directions(outputs: Outputs) -> int:

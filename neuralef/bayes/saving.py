@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from neuralef.bayes.features import Features
-from neuralef.bayes.laplace import CHOSEN, LinearizedLaplace, folded
+from neuralef.bayes.held_out import CHOSEN, Mixture
+from neuralef.bayes.laplace import LinearizedLaplace, folded
 from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
 from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
@@ -16,9 +17,10 @@ from neuralef.networks.extension import FeatureMap
 from neuralef.spectrum import Spectrum
 
 FORMAT = "neuralef laplace 1"
-NUMBERS = ("likelihood", "tail", "seed", "samples", "noise_", *CHOSEN, *(f"{n}_" for n in CHOSEN))
+SETTINGS = ("likelihood", "tail", "seed", "samples", "average")
+NUMBERS = (*SETTINGS, "noise_", *CHOSEN, *(f"{name}_" for name in CHOSEN))
 TENSORS = ("curvature", "basis", "noise_shape")
-MARK = "spectrum."
+MARK, MIXTURE = "spectrum.", "mixture."
 
 
 def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
@@ -27,6 +29,8 @@ def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
     spectrum, tensors = pack_spectrum(posterior.spectrum)
     tensors = {f"{MARK}{name}": value for name, value in tensors.items()}
     tensors |= {name: getattr(posterior, name) for name in TENSORS}
+    if posterior.mixture_ is not None:
+        tensors |= {f"{MIXTURE}{name}": t for name, t in vars(posterior.mixture_).items()}
     header = {name: getattr(posterior, name) for name in NUMBERS}
     header |= {"spectrum": spectrum, "model": posterior.features.fingerprint}
     header["sampled"] = _sampled(posterior.spectrum)
@@ -60,6 +64,9 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     posterior.features = Features(model, posterior.spectrum)
     for name in TENSORS:
         setattr(posterior, name, tensors[name].to(device))
+    if f"{MIXTURE}shares" in tensors:
+        mixture = (tensors[f"{MIXTURE}{name}"].to(device) for name in ("values", "shares"))
+        posterior.mixture_ = Mixture(*mixture)
     return posterior
 
 

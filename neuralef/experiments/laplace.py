@@ -82,7 +82,12 @@ def judge(way: Way, bench: Bench, preset: Preset, seed: int) -> dict[str, Any]:
     data = outputs, case.test_labels, outside
     halves = over_folds(posterior, *data, len(case.test) // 2, 2, bench.seed)
     found["halves"] = halves["mean"]  # the protocol of others, for comparison
-    return found | over_folds(posterior, *data, preset.held, preset.folds, bench.seed)
+    folds = preset.held, preset.folds, bench.seed
+    found |= over_folds(posterior, *data, *folds)
+    if isinstance(posterior, LinearizedLaplace) and posterior.prior_variance is None:
+        posterior.average = True
+        found["averaged"] = over_folds(posterior, *data, *folds)["mean"]
+    return found
 
 
 def _prediction_seconds(posterior: Tunable, case: Case) -> float:
