@@ -29,7 +29,7 @@ from laplace_studies import (
 from studies import blobs, never
 from torch import nn
 
-from neuralef import plots
+from neuralef import plots, tables
 from neuralef.bayes.baselines import MAP
 from neuralef.experiments import cases, classifier, device, laplace
 from neuralef.experiments.cases import image_case, plane_case
@@ -121,6 +121,21 @@ def test_what_has_no_evidence_has_no_scores_by_it(study):
                 assert "evidence" not in record
             else:
                 assert set(record["evidence"]) == SCORES
+
+
+def test_our_own_posteriors_are_averaged_too(study):
+    """Those with something open; the table shows both."""
+    ways = study.measured["ways"]
+    others = {"MAP", "temperature", "paper", *study.preset.rivals}
+    for label, records in ways.items():
+        for record in records:
+            assert ("averaged" in record) == (label not in others), label
+            if "averaged" in record:
+                assert set(record["averaged"]) == SCORES
+                assert record["averaged"] != record["mean"]
+    table = next(part for part in tables.laplace(study.result) if not isinstance(part, str))
+    names = list(table.columns[0].cells)
+    assert names.count("  averaged") == sum("averaged" in r[0] for r in ways.values())
 
 
 def test_the_seconds_of_a_fit_hold_those_of_what_it_shares(study):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from recordings import network, recorded, shake
+from safetensors import safe_open
 from torch import nn
 from truth import points
 
@@ -99,6 +100,61 @@ def test_the_same_seed_gives_the_same_network_and_errors_are_told():
     assert errors == sorted(errors, reverse=True)
 
 
+def test_the_error_is_that_of_the_epoch():
+    """One batch, and steps too small to matter: that of the model itself."""
+    x, values = line()
+    told = []
+    learn_mean(linear(), x, values, 1, learning_rate=1e-12, callback=lambda *t: told.append(t))
+    assert told == [(1, pytest.approx(float((linear()(x) - values).square().mean())))]
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(40, 512), (41, 20), (3, 1)])
+def test_every_point_is_seen_in_every_epoch_and_one_epoch_learns(n, batch_size):
+    seen = []
+
+    class Watcher(nn.Linear):
+        def forward(self, x):
+            seen.append(x)
+            return super().forward(x)
+
+    x, values = line(n)
+    model = Watcher(2, 3).double().eval()
+    taught = learn_mean(model, x, values, 1, batch_size=batch_size, learning_rate=0.1)
+    assert sorted(torch.cat(seen).tolist()) == sorted(x.tolist())
+    assert float((taught.weight - model.weight).abs().min()) > 0.01
+
+
+def test_nothing_outside_the_copy_is_touched():
+    """Values may come from a model that is being trained, and gradients may be switched off."""
+    x, _ = line()
+    model = linear()
+    with torch.no_grad():
+        learn_mean(model, x, torch.ones(40, 3))
+    taught = learn_mean(model, x, model(x) + 1, epochs=3)
+    assert all(value.grad is None for value in (*model.parameters(), *taught.parameters()))
+
+
+def test_half_precision_is_that_of_the_model_alone():
+    seen = []
+    x, values = (value.float() for value in line())
+    model = nn.Sequential(nn.Linear(2, 3), nn.Identity()).eval()
+    model[1].register_forward_hook(lambda part, given, out: seen.append(out.dtype))
+    for precision, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
+        seen.clear()
+        taught = learn_mean(model, x, values, 100, learning_rate=0.1, precision=precision)
+        assert set(seen) == {dtype}
+        assert taught[0].weight.dtype == torch.float32
+        assert float((taught(x) - values).square().mean()) < 0.3
+
+
+def test_what_diverges_is_told():
+    x, values = line()
+    model = nn.Sequential(linear(), nn.Threshold(-1e300, torch.nan)).eval()
+    model[1].forward = lambda h: h * torch.nan
+    with pytest.raises(FloatingPointError, match="squared error of epoch 1 is nan"):
+        learn_mean(model, x, values)
+
+
 def test_frozen_parameters_stay_and_points_may_be_dicts():
     class Sum(nn.Module):
         def __init__(self):
@@ -119,9 +175,13 @@ def test_frozen_parameters_stay_and_points_may_be_dicts():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"values": torch.zeros(39, 3)}, "39 values for 40 points"),
-        ({"values": torch.zeros(40, 2)}, "must be like the outputs"),
+        ({"values": torch.zeros(39, 3)}, r"for 40 points, got \(39, 3\)"),
+        ({"values": torch.zeros(40, 2)}, r"outputs \(3,\) of the model, but values \(2,\)"),
         ({"values": torch.full((40, 3), torch.nan)}, "values"),
+        ({"values": torch.tensor(1.0)}, r"got \(\)"),
+        ({"values": torch.zeros(40)}, r"values \(\)"),
+        ({"x": torch.zeros(40, 2, requires_grad=True)}, "gradients"),
+        ({"seed": -1}, "seed"),
         ({"epochs": 0}, "epochs"),
         ({"batch_size": 0}, "batch_size"),
         ({"learning_rate": 0.0}, "learning_rate"),
@@ -162,6 +222,18 @@ def test_a_head_on_the_mean_needs_one_pass_for_both(tmp_path):
     torch.testing.assert_close(found.variance, features.square().sum(2))
     posterior.save(tmp_path / "p")
     loaded = TrajectoryPosterior.load(tmp_path / "p", mean)
+    torch.testing.assert_close(loaded.predict_proba(new), posterior.predict_proba(new))
+    with safe_open(tmp_path / "p", "pt") as file:  # the mean has a file of its own
+        assert not [name for name in file.keys() if "activations.model" in name]  # noqa: SIM118
+
+
+def test_a_head_on_a_network_of_another_kind_is_read_back_with_it(tmp_path):
+    recorder, _, _ = recorded(30, points(40))
+    swa, other = SWA.of(recorder.weights, recorder.x).model, nn.Sequential(linear()).eval()
+    posterior = TrajectoryPosterior(swa, headed(other, recorder.gram(), recorder.x))
+    posterior.save(tmp_path / "p")
+    new = points(5, seed=1)
+    loaded = TrajectoryPosterior.load(tmp_path / "p", swa, other)
     torch.testing.assert_close(loaded.predict_proba(new), posterior.predict_proba(new))
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_alike, check_points
-from neuralef.files import fingerprint
+from neuralef.files import fingerprint, pack_spectrum, unpack_spectrum
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.activations import ActivationHead
 from neuralef.networks.trial import check_model
 from neuralef.points import Points, move, points_at_once
 from neuralef.solvers.refine import evaluate
 from neuralef.spectrum import Spectrum
+
+SEEN = "network.activations.model."  # what a head looks at, in a file
 
 
 class Features:
@@ -68,10 +71,30 @@ class Features:
             total += torch.einsum("nck,ncl->kl", features, weigh(part, features))
         return total
 
+    def pack(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The spectrum as a header and tensors, without the model itself."""
+        self.check_unchanged()
+        header, tensors = pack_spectrum(self.spectrum)
+        if self.head is not None:
+            tensors = {name: t for name, t in tensors.items() if not name.startswith(SEEN)}
+        return header, tensors
+
     def scaled(self, psi: Tensor) -> Tensor:
         """Ψ̃ = √μ ψ, (n, c, k) in float64."""
         features = psi.double() * self.spectrum.eigenvalues.clamp_min(0).sqrt()
         return features[:, None] if features.ndim == 2 else features
+
+
+def unpack(
+    path: Path, header: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module,
+    given: dict[str, Any],
+) -> Spectrum:  # fmt: skip
+    """The spectrum that `Features.pack` packed for this very model."""
+    device = next(model.parameters()).device
+    headed = header["network_class"] == ActivationHead.__name__
+    if headed and not any(name.startswith(SEEN) for name in tensors):
+        tensors = tensors | {f"{SEEN}{name}": value for name, value in model.state_dict().items()}
+    return unpack_spectrum(path, header, tensors, given, device)
 
 
 def outputs_of(model: nn.Module, x: Points) -> Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from neuralef.bayes.batches import collect
 from neuralef.bayes.features import Features, outputs_of, remainder
-from neuralef.bayes.held_out import CHOSEN, DRAWS, Mixture, tuned
+from neuralef.bayes.held_out import CHOSEN, DRAWS, tuned
 from neuralef.bayes.likelihood import LIKELIHOODS, Gaussian, check_targets, curvature_product
-from neuralef.bayes.posterior import Outputs, WeightPosterior
+from neuralef.bayes.posterior import Mixture, Outputs, WeightPosterior
 from neuralef.bayes.predictive import METHODS
 from neuralef.bayes.tuning import by_evidence
 from neuralef.checks import check_choice, check_count, check_positive
@@ -91,7 +91,7 @@ class LinearizedLaplace:
             check_count(seed, "seed", least=0),
         )
         self.noise_: float | None = None
-        self.mixture_: Mixture | None = None
+        self.mixture_: tuple[Tensor, Tensor] | None = None
 
     prior_variance: float | None
     temperature: float | None
@@ -203,8 +203,7 @@ class LinearizedLaplace:
 
     def tune_on(self, outputs: Outputs, y: Tensor) -> LinearizedLaplace:
         """`tune`, for held-out points whose outputs are at hand."""
-        self.mixture_ = None
-        found, self.mixture_ = tuned(self, outputs, y)
+        found, self.mixture_ = tuned(self._fitted(), outputs, y)
         for name, value in found.items():
             setattr(self, f"{name}_", value)
         return self
@@ -214,15 +213,19 @@ class LinearizedLaplace:
             raise ValueError("call fit(loader) first")
         return self
 
-    def weights(self, draws: int = DRAWS, **changes: Any) -> WeightPosterior:
-        """The posterior of the weights in the basis of H, with the hyper-parameters as they are.
+    def weights(self, seed: int | None = None) -> WeightPosterior | Mixture:
+        """The posterior of the weights in the basis of H, with the hyper-parameters as they are."""
+        noise = 1.0 if self.noise_ is None else self.noise_
+        curvature, seed = self._fitted().curvature, self.seed if seed is None else seed
 
-        Where they are averaged over, each of so many draws has its own.
-        """
-        now: dict[str, Any] = {name: getattr(self, f"{name}_") for name in CHOSEN}
-        now |= {} if self.mixture_ is None else self.mixture_.drawn(draws, self.seed)
-        now |= {"noise": 1.0 if self.noise_ is None else self.noise_, "seed": self.seed}
-        return WeightPosterior(self._fitted().curvature, **now | changes)
+        def of(values: Iterable[float]) -> WeightPosterior:
+            chosen = dict(zip(CHOSEN, values, strict=True))
+            return WeightPosterior(curvature, **chosen, noise=noise, seed=seed)
+
+        if self.mixture_ is None or not self.average:
+            return of(getattr(self, f"{name}_") for name in CHOSEN)
+        rows, shares = self.mixture_
+        return Mixture(tuple(of(row) for row in rows.tolist()), shares)
 
     def outputs(self, x: Points) -> Outputs:
         """What the posterior has to know of points: all that calls the model and the network.
@@ -245,7 +248,7 @@ class LinearizedLaplace:
         """
         check_count(draws, "draws")
         outputs = self.outputs(x)
-        weights = self.weights(draws, **({} if seed is None else {"seed": seed}))
+        weights = self.weights(seed)
         return weights.draw(outputs, weights.normals(outputs, draws))
 
     def predict_proba(self, x: Points, method: str = "mc", draws: int = DRAWS) -> Tensor:
@@ -260,7 +263,7 @@ class LinearizedLaplace:
             raise ValueError("a regression has no classes: use predict(x)")
         check_choice(method, "method", METHODS)
         check_count(draws, "draws")
-        weights = self.weights(draws)
+        weights = self.weights()
         return weights.probabilities(outputs, method, weights.even_normals(outputs, draws))
 
     @classmethod

@@ -7,32 +7,35 @@ from typing import Any
 
 from torch import nn
 
-from neuralef.bayes.features import Features
-from neuralef.bayes.held_out import CHOSEN, Mixture
+from neuralef.bayes.features import Features, unpack
+from neuralef.bayes.held_out import CHOSEN
 from neuralef.bayes.laplace import LinearizedLaplace, folded
-from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
+from neuralef.files import fingerprint, read_tensors, write_tensors
 from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.extension import FeatureMap
 from neuralef.spectrum import Spectrum
 
 FORMAT = "neuralef laplace 1"
-SETTINGS = ("likelihood", "tail", "seed", "samples", "average")
+SETTINGS = ("likelihood", "tail", "seed", "samples")
 NUMBERS = (*SETTINGS, "noise_", *CHOSEN, *(f"{name}_" for name in CHOSEN))
 TENSORS = ("curvature", "basis", "noise_shape")
-MARK, MIXTURE = "spectrum.", "mixture."
+MARK, MIXTURE = "spectrum.", ("mixture", "shares")
 
 
 def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
     """Write a posterior whose model is still what it was fitted to."""
-    posterior.features.check_unchanged()
-    spectrum, tensors = pack_spectrum(posterior.spectrum)
+    spectrum, tensors = posterior.features.pack()
     tensors = {f"{MARK}{name}": value for name, value in tensors.items()}
     tensors |= {name: getattr(posterior, name) for name in TENSORS}
     if posterior.mixture_ is not None:
-        tensors |= {f"{MIXTURE}{name}": t for name, t in vars(posterior.mixture_).items()}
+        tensors |= dict(zip(MIXTURE, posterior.mixture_, strict=True))
     header = {name: getattr(posterior, name) for name in NUMBERS}
-    header |= {"spectrum": spectrum, "model": posterior.features.fingerprint}
+    header |= {
+        "average": posterior.average,
+        "spectrum": spectrum,
+        "model": posterior.features.fingerprint,
+    }
     header["sampled"] = _sampled(posterior.spectrum)
     header["trained"] = sorted(posterior.kernel.tangent.names)
     write_tensors(path, FORMAT, header, tensors)
@@ -46,6 +49,7 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
             f"{path} is the posterior of another model: its weights differ from this one's"
         )
     posterior = LinearizedLaplace(model, header["likelihood"], tail=header["tail"])
+    posterior.average = header.get("average", False)
     for name in NUMBERS:
         setattr(posterior, name, header[name])
     posterior.tangent_model = folded(model)
@@ -58,15 +62,14 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     given = {"network": network, "model": posterior.tangent_model if exact else model}
     if header.get("sampled") is not None:
         given["feature_map"] = NTK(posterior.tangent_model, **header["sampled"])
-    posterior.spectrum = unpack_spectrum(path, header["spectrum"], parts, given, device)
+    posterior.spectrum = unpack(path, header["spectrum"], parts, model, given)
     posterior.solver = posterior.spectrum
     posterior.kernel.prepare(posterior.spectrum.point)
     posterior.features = Features(model, posterior.spectrum)
     for name in TENSORS:
         setattr(posterior, name, tensors[name].to(device))
-    if f"{MIXTURE}shares" in tensors:
-        mixture = (tensors[f"{MIXTURE}{name}"].to(device) for name in ("values", "shares"))
-        posterior.mixture_ = Mixture(*mixture)
+    if MIXTURE[0] in tensors:
+        posterior.mixture_ = tensors[MIXTURE[0]], tensors[MIXTURE[1]]
     return posterior
 
 

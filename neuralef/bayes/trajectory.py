@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.bayes.baselines import MAP
-from neuralef.bayes.features import Features
+from neuralef.bayes.features import Features, unpack
 from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.moments import WeightMoments, below, put_weights, refresh_statistics
 from neuralef.bayes.predictive import even_normals, to_probabilities
 from neuralef.checks import check_count, check_points, check_positive
-from neuralef.files import fingerprint, pack_spectrum, read_tensors, unpack_spectrum, write_tensors
+from neuralef.files import fingerprint, read_tensors, write_tensors
 from neuralef.networks.trial import check_model
 from neuralef.points import Points, points_at_once
 from neuralef.spectrum import Spectrum
@@ -232,8 +232,7 @@ class TrajectoryPosterior:
 
     def save(self, path: str | Path) -> None:
         """Write the posterior, but for the model of its mean, into one safetensors file."""
-        self.features.check_unchanged()
-        spectrum, tensors = pack_spectrum(self.spectrum)
+        spectrum, tensors = self.features.pack()
         header = {"spectrum": spectrum, "mean": self.features.fingerprint}
         write_tensors(
             Path(path), TRAJECTORY, header | {"draws": self.draws, "seed": self.seed}, tensors
@@ -243,13 +242,16 @@ class TrajectoryPosterior:
     def load(
         cls, path: str | Path, mean: nn.Module, network: nn.Module | None = None
     ) -> TrajectoryPosterior:
-        """Read a posterior with this very mean; a `network` of your own is passed too."""
+        """Read a posterior with this very mean.
+
+        A `network` of your own is passed too; so is the model that an `ActivationHead` looks at, if
+        its architecture is not that of the mean.
+        """
         header, tensors = read_tensors(Path(path), TRAJECTORY)
         if header["mean"] != fingerprint(mean):
             raise ValueError(f"{path} has another mean: its weights differ from this model's")
-        device = next(mean.parameters()).device
-        given = {"network": network, "model": mean}
-        spectrum = unpack_spectrum(Path(path), header["spectrum"], tensors, given, device)
+        given = {"network": network, "model": mean if network is None else network}
+        spectrum = unpack(Path(path), header["spectrum"], tensors, mean, given)
         return cls(mean, spectrum, header["draws"], header["seed"])
 
 

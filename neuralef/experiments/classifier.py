@@ -78,6 +78,8 @@ def train_classifier(
     per_epoch = len(x) // batch_size
     if not per_epoch:
         raise ValueError(f"{len(x)} images are fewer than a batch of {batch_size}")
+    if labels.is_floating_point():
+        raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
     factor, nesterov = SCHEDULES[schedule]
     training = _Training(model, x, labels, batch_size, weight_decay, nesterov)
     training.alongside = alongside or {}
