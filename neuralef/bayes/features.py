@@ -85,7 +85,7 @@ class Features:
         return features[:, None] if features.ndim == 2 else features
 
 
-def unpack(
+def unpack_features(
     path: Path, header: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module,
     given: dict[str, Any],
 ) -> Spectrum:  # fmt: skip

@@ -39,16 +39,8 @@ def learn_mean(
     >>> torch.allclose(taught(x), model(x) + 1, atol=1e-3)
     True
     """
-    check_model(model)
-    x, values = check_points(x, integers=True), torch.as_tensor(values).detach()
-    if any(tensor.requires_grad for tensor in tensors_of(x)):
-        raise ValueError("x must not require gradients: the points are not what is taught")
-    check_finite(values, "values")
+    x, values = _checked(model, x, values)
     check_choice(precision, "precision", ("float32", "bfloat16"))
-    if values.ndim not in (1, 2) or len(values) != len(x):
-        raise ValueError(
-            f"values must be (n,) or (n, c) for {len(x)} points, got {tuple(values.shape)}"
-        )
     check_count(batch_size, "batch_size")
     # In train mode a batch of augmented points would be normalised by statistics of its own, which
     # are not those that the model has at test.
@@ -62,7 +54,7 @@ def learn_mean(
     steps = check_count(epochs, "epochs") * -(-len(x) // batch_size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: _rate(done, steps))
     generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
-    for epoch in range(epochs):
+    for epoch in range(1, epochs + 1):
         total = torch.zeros((), device=device)
         for index in torch.randperm(len(x), generator=generator).split(batch_size):
             part = move(x[index.to(x.device)], device)
@@ -73,15 +65,31 @@ def learn_mean(
             optimizer.step()
             schedule.step()
             total += wrong.detach() * (len(index) / len(x))
-        if not math.isfinite(error := float(total)):
-            raise FloatingPointError(
-                f"the squared error of epoch {epoch + 1} is {error}: lower the learning rate, and "
-                "check the model for NaN"
-            )
-        if callback is not None:
-            callback(epoch + 1, error)
+        _report(epoch, float(total), callback)
     optimizer.zero_grad()
     return taught
+
+
+def _checked(model: nn.Module, x: Points, values: Tensor) -> tuple[Points, Tensor]:
+    check_model(model)
+    x, values = check_points(x, integers=True), torch.as_tensor(values).detach()
+    if any(tensor.requires_grad for tensor in tensors_of(x)):
+        raise ValueError("x must not require gradients: the points are not what is taught")
+    check_finite(values, "values")
+    if values.ndim not in (1, 2) or len(values) != len(x):
+        came = tuple(values.shape)
+        raise ValueError(f"values must be (n,) or (n, c) for {len(x)} points, got {came}")
+    return x, values
+
+
+def _report(epoch: int, error: float, callback: Callable[[int, float], None] | None) -> None:
+    if not math.isfinite(error):
+        raise FloatingPointError(
+            f"the squared error of epoch {epoch} is {error}: lower the learning rate, and check "
+            "the model for NaN"
+        )
+    if callback is not None:
+        callback(epoch, error)
 
 
 def _rate(done: int, steps: int) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from neuralef.bayes.features import Features, unpack
+from neuralef.bayes.features import Features, unpack_features
 from neuralef.bayes.held_out import CHOSEN
 from neuralef.bayes.laplace import LinearizedLaplace, folded
 from neuralef.files import fingerprint, read_tensors, write_tensors
@@ -62,7 +62,7 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     given = {"network": network, "model": posterior.tangent_model if exact else model}
     if header.get("sampled") is not None:
         given["feature_map"] = NTK(posterior.tangent_model, **header["sampled"])
-    posterior.spectrum = unpack(path, header["spectrum"], parts, model, given)
+    posterior.spectrum = unpack_features(path, header["spectrum"], parts, model, given)
     posterior.solver = posterior.spectrum
     posterior.kernel.prepare(posterior.spectrum.point)
     posterior.features = Features(model, posterior.spectrum)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.bayes.baselines import MAP
-from neuralef.bayes.features import Features, unpack
+from neuralef.bayes.features import Features, unpack_features
 from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.moments import WeightMoments, below, put_weights, refresh_statistics
 from neuralef.bayes.predictive import even_normals, to_probabilities
@@ -251,7 +251,7 @@ class TrajectoryPosterior:
         if header["mean"] != fingerprint(mean):
             raise ValueError(f"{path} has another mean: its weights differ from this model's")
         given = {"network": network, "model": mean if network is None else network}
-        spectrum = unpack(Path(path), header["spectrum"], tensors, mean, given)
+        spectrum = unpack_features(Path(path), header["spectrum"], tensors, mean, given)
         return cls(mean, spectrum, header["draws"], header["seed"])
 
 

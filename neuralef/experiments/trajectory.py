@@ -125,8 +125,8 @@ def by_samples(run: Iterates, samples: tuple[int, ...], report: Report) -> list[
         mean, features = run.exact(count)
         gram = run.train.gram(samples=count)
         posterior, learnt = (
-            TrajectoryPosterior(mean, run.spectrum(gram, mean))
-            for mean in (run.average.model, run.learnt)
+            TrajectoryPosterior(model, run.spectrum(gram, model))
+            for model in (run.average.model, run.learnt)
         )
         p = {
             "SWA + exact top functions": expected(swa, features, True),
