@@ -48,6 +48,22 @@ def test_the_mean_is_the_plain_mean_of_the_functions():
     assert recorder.count == 11
 
 
+def test_parts_of_the_points_take_turns():
+    model, x = network(), points(31, dtype=torch.float32)
+    recorder, functions = MeanRecorder(model, x, parts=3), []
+    for number, _ in enumerate(steps(model, 8)):
+        recorder.record()
+        functions.append(copy.deepcopy(model).eval()(x).detach())
+        if number == 4:  # amid a turn
+            state = recorder.state_dict()
+            recorder = MeanRecorder(model, x, parts=3)
+            recorder.load_state_dict(state)
+    assert [part.stop - part.start for part in recorder.parts] == [10, 10, 11]
+    for position, part in enumerate(recorder.parts):
+        truth = torch.stack(functions[position::3])[:, part].mean(0)
+        torch.testing.assert_close(recorder.mean()[part], truth)
+
+
 @pytest.mark.parametrize("batch_size", [1, 7, 30, 1000])
 def test_the_mean_does_not_depend_on_the_batches(batch_size):
     model, x = network(), points(30, dtype=torch.float32)

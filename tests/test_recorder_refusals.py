@@ -35,7 +35,9 @@ def test_values_of_a_checkpoint_go_into_a_file_too(tmp_path):
     assert torch.equal(fresh.values, whole.values)
 
 
-@pytest.mark.parametrize("settings", [{"precision": "half"}, {"batch_size": 0}])
+@pytest.mark.parametrize(
+    "settings", [{"precision": "half"}, {"batch_size": 0}, {"parts": 0}, {"parts": 21}]
+)
 def test_a_mean_refuses_what_it_cannot_do(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         MeanRecorder(network(), points(20), **settings)
@@ -115,8 +117,18 @@ def test_values_beyond_half_precision_are_refused():
 
 
 def test_a_mean_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="no function is recorded"):
+    with pytest.raises(ValueError, match="0 of 1 parts"):
         MeanRecorder(network(), points(20)).mean()
+
+
+def test_a_mean_that_lacks_a_part_is_refused_and_so_is_the_state_of_other_parts():
+    recorder = MeanRecorder(network(), points(20), parts=3)
+    recorder.record()
+    recorder.record()
+    with pytest.raises(ValueError, match="2 of 3 parts"):
+        recorder.mean()
+    with pytest.raises(ValueError, match="a mean of 3 parts, not 2"):
+        MeanRecorder(network(), points(20), parts=2).load_state_dict(recorder.state_dict())
 
 
 def test_a_mean_may_refresh_the_model_first():

@@ -181,7 +181,9 @@ class MeanRecorder:
     """The mean of a trajectory's functions at some points: of single ones nothing is kept.
 
     `refresh(model)` is called before each is taken; leave it out where a `TrajectoryRecorder` has
-    just done so.
+    just done so. With `parts` a call takes the values at the next of so many parts of the points
+    alone: each part has then functions of its own, and a network that learns the mean at all of
+    them sees that many more functions at the same cost.
 
     >>> model, x = nn.Linear(2, 3), torch.randn(20, 2)
     >>> recorder = MeanRecorder(model, x)
@@ -198,6 +200,7 @@ class MeanRecorder:
         precision: str = "float32",
         refresh: Callable[[nn.Module], Any] | None = None,
         batch_size: int = 1000,
+        parts: int = 1,
     ) -> None:
         self.model, self.x, self.count = model, check_points(x, integers=True), 0
         check_choice(precision, "precision", ("float32", "bfloat16"))
@@ -206,27 +209,39 @@ class MeanRecorder:
         values = evaluate_as_is(model, self.x[:2], precision, batch_size)
         dtype = torch.promote_types(values.dtype, torch.float32)
         self._mean = torch.zeros(len(self.x), *values.shape[1:], dtype=dtype, device=values.device)
+        n = len(self.x)
+        if check_count(parts, "parts") > n:
+            raise ValueError(f"{n} points have no {parts} parts")
+        self.parts = [slice(i * n // parts, (i + 1) * n // parts) for i in range(parts)]
 
     def record(self) -> None:
-        """Take in the model's values at the points, as it is now."""
+        """Take in the model's values at the points, or the next part of them, as it is now."""
         if self.refresh is not None:
             self.refresh(self.model)
-        values = evaluate_as_is(self.model, self.x, self.precision, self.batch_size)
-        self._mean.lerp_(_finite(values.to(self._mean), self.count + 1), 1 / (self.count + 1))
+        rounds, position = divmod(self.count, len(self.parts))
+        part = self.parts[position]
+        values = evaluate_as_is(self.model, self.x[part], self.precision, self.batch_size)
+        self._mean[part].lerp_(_finite(values.to(self._mean), self.count + 1), 1 / (rounds + 1))
         self.count += 1
 
     def mean(self) -> Tensor:
         """The mean so far: (n,) or (n, c)."""
-        if not self.count:
-            raise ValueError("no function is recorded yet: call record()")
+        if self.count < len(self.parts):
+            raise ValueError(
+                f"{self.count} of {len(self.parts)} parts of the points are recorded: call record()"
+            )
         return self._mean.clone()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The mean so far."""
-        return {"count": torch.tensor(self.count), "mean": self._mean.clone()}
+        counts = {"count": self.count, "parts": len(self.parts)}
+        kept = {name: torch.tensor(value) for name, value in counts.items()}
+        return {**kept, "mean": self._mean.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint."""
+        if int(state["parts"]) != len(self.parts):
+            raise ValueError(f"a mean of {int(state['parts'])} parts, not {len(self.parts)}")
         self._mean.copy_(state["mean"])
         self.count = int(state["count"])
 

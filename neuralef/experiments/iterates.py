@@ -57,7 +57,7 @@ class Settings:
     draws: int = 30  # of SWAG
     refresh: int  # images for the batch statistics of an iterate
     copies: int  # augmented sets on which the mean function is learnt
-    mean_every: int  # steps, or a little less, between the functions whose mean is learnt
+    mean_every: int  # steps, or a little less, between functions taken at a copy, in turn
     mean_epochs: int
     mean_rate: float = 1e-3
     recording_batch: int = 5000
@@ -102,10 +102,11 @@ class Iterates:
         self.train = record(x=x, path=folder / "train.npy", refresh=statistics)
         self.test = record(x=images.test, path=folder / "test.npy", rank=1)
         generator = torch.Generator(x.device).manual_seed(seed)
-        copies = [x, *(crop_and_flip(x, generator) for _ in range(s.copies))]
+        copies = [crop_and_flip(x, generator) for _ in range(s.copies)]
         self.means = MeanRecorder(
-            self.model, torch.cat(copies), precision=self.precision, batch_size=s.recording_batch
-        )
+            self.model, torch.cat(copies), precision=self.precision, batch_size=s.recording_batch,
+            parts=s.copies,
+        )  # fmt: skip
         self.annealed = copy.deepcopy(self.model)  # the network before its rate rises again
         self.seconds = {"recording": 0.0, "mean": 0.0}
         self.fitted: dict[str, Any] = {}
@@ -175,9 +176,11 @@ class Iterates:
     def learnt(self) -> nn.Module:
         """A network of the same size that has learnt the mean of all functions."""
         s = self.settings
+        points = torch.cat([self.images.train, self.means.x])
+        values = torch.cat([self.train.mean().float(), self.means.mean().float()])
         model, self.seconds["learnt mean"] = timed(
             lambda: learn_mean(
-                self.average.model, self.means.x, self.means.mean(), s.mean_epochs,
+                self.average.model, points, values, s.mean_epochs,
                 batch_size=4 * s.batch_size, learning_rate=s.mean_rate, precision=self.precision,
                 seed=self.seed,
             )
@@ -263,3 +266,13 @@ class Iterates:
             learnt = self.fitted["SWA + NeuralEF"].spectrum.features(self.images.test).double()
         shares = {"exact": self.exact()[1], "NeuralEF": learnt}
         return {name: float(found.square().sum()) / whole for name, found in shares.items()}
+
+    def mean_errors(self) -> dict[str, float]:
+        """Mean squared distances from the mean of all functions at the test images."""
+        test = self.images.test
+        values = self.test.values[: self.test.count].to(test.device).double().mean(0)
+        means = {"SWA": self.average, "learnt mean": self.fitted["learnt mean"]}
+        return {
+            name: float((model.outputs(test).double() - values).square().mean())
+            for name, model in means.items()
+        }

@@ -49,7 +49,7 @@ PRESETS = {
         train=512, test=500, every={8: (4, 8)}, samples=(10, 30, 100), corrupted=100,
         settings=Settings(
             width=8, epochs=200, batch_size=64, k=4, steps=100, draws=10, refresh=128, copies=2,
-            mean_every=16, mean_epochs=8,
+            mean_every=8, mean_epochs=8,
         ),
         synthetic=True,
     ),
@@ -57,7 +57,7 @@ PRESETS = {
         train=50000, test=10000, every={20: (6, 20, 20), 56: (20,)},
         samples=(100, 300, 1000, 3000), corrupted=10000,
         settings=Settings(
-            steps=4000, refresh=2000, copies=9, mean_every=400, mean_epochs=5,
+            steps=4000, refresh=2000, copies=9, mean_every=40, mean_epochs=8,
         ),
     ),
 }  # fmt: skip
@@ -181,7 +181,8 @@ def one(
     found["weights"] = run.train.weights.count
     found["ways"] = judge(run)
     found["storage"], found["rates"] = storage(run), run.rates()
-    found["explained"], found["attainable_ece"] = run.explained(), attainable(run)
+    found["explained"], found["mean_errors"] = run.explained(), run.mean_errors()
+    found["attainable_ece"] = attainable(run)
     if number == 0:
         found["samples"] = by_samples(run, preset.samples, report)
     if number == 0 and depth == min(preset.every):
