@@ -110,7 +110,7 @@ def test_momentum_is_read_into_the_order_in_memory_that_the_weights_have(tmp_pat
     path, (x, labels) = tmp_path / "c.safetensors", brightness()
     model = ResNet(8, 4, outputs=2, seed=0).to(memory_format=torch.channels_last)
     train_classifier(model, x, labels, 1, batch_size=32, checkpoint=path)
-    training = _Training(model, x, labels, 32, 0.0, nesterov=True)
+    training = _Training(model, x, labels, 0.0, nesterov=True)
     assert training.load(path, {}) == 1
     strides = [
         (v.stride(), training.optimizer.state[v]["momentum_buffer"].stride())

@@ -39,6 +39,30 @@ def test_values_are_learnt_by_least_squares():
     torch.testing.assert_close(found, truth, rtol=0, atol=1e-6)
 
 
+def test_a_classifier_learns_the_softmax_of_its_values():
+    """Multinomial regression, at whose optimum the residuals are orthogonal to the points."""
+    x, values = line()
+    settings = {"batch_size": 40, "learning_rate": 0.1, "loss": "softmax"}
+    taught = learn_mean(linear(), x, values, 1500, **settings)
+    residual = taught(x).softmax(1) - values.softmax(1)
+    assert float((x.T @ residual).abs().max()) < 1e-5
+    assert float(residual.sum(0).abs().max()) < 1e-5
+    squares = learn_mean(linear(), x, values, 1500, batch_size=40, learning_rate=0.1)
+    assert float((x.T @ (squares(x).softmax(1) - values.softmax(1))).abs().max()) > 0.1
+    # what is added to all outputs of a point is nothing to a softmax
+    shifted = learn_mean(linear(), x, values + x[:, :1], 20, **settings)
+    again = learn_mean(linear(), x, values, 20, **settings)
+    torch.testing.assert_close(shifted.weight, again.weight)
+
+
+def test_the_divergence_is_told():
+    x, values = line()
+    p, q, told = values.softmax(1), linear()(x).softmax(1), []
+    settings = {"learning_rate": 1e-12, "loss": "softmax"}
+    learn_mean(linear(), x, values, 1, callback=lambda *t: told.append(t), **settings)
+    assert told == [(1, pytest.approx(float((p * (p / q).log()).sum(1).mean())))]
+
+
 def test_one_output_may_be_without_a_dimension():
     x, values = line()
     model = nn.Sequential(linear(1), nn.Flatten(0)).eval()
@@ -124,6 +148,28 @@ def test_every_point_is_seen_in_every_epoch_and_one_epoch_learns(n, batch_size):
     assert float((taught.weight - model.weight).abs().min()) > 0.01
 
 
+def test_a_fresh_network_learns_its_statistics_in_the_first_half_alone():
+    seen = []
+
+    class Watcher(nn.BatchNorm1d):
+        def forward(self, x):
+            seen.append((self.training, self.running_mean.clone()))
+            return super().forward(x)
+
+    x, values = line()
+    model = nn.Sequential(nn.Linear(2, 8), Watcher(8), nn.ReLU(), nn.Linear(8, 3)).double().eval()
+    settings = {"batch_size": 20, "learning_rate": 0.02}
+    taught = learn_mean(model, x + 3, values, 201, fresh=True, **settings)
+    modes = [train for train, _ in seen]
+    assert modes == [True] * 200 + [False] * 202
+    assert not taught.training
+    assert torch.equal(taught[1].running_mean, seen[200][1])  # that of the first half
+    assert not torch.equal(taught[1].running_mean, model[1].running_mean)
+    kept = learn_mean(model, x + 3, values, 201, **settings)
+    assert torch.equal(kept[1].running_mean, model[1].running_mean)
+    assert float((taught(x + 3) - values).square().mean()) < 0.3  # the noise has 0.25
+
+
 def test_nothing_outside_the_copy_is_touched():
     """Values may come from a model that is being trained, and gradients may be switched off."""
     x, _ = line()
@@ -151,7 +197,7 @@ def test_what_diverges_is_told():
     x, values = line()
     model = nn.Sequential(linear(), nn.Threshold(-1e300, torch.nan)).eval()
     model[1].forward = lambda h: h * torch.nan
-    with pytest.raises(FloatingPointError, match="squared error of epoch 1 is nan"):
+    with pytest.raises(FloatingPointError, match="loss of epoch 1 is nan"):
         learn_mean(model, x, values)
 
 
@@ -186,6 +232,9 @@ def test_frozen_parameters_stay_and_points_may_be_dicts():
         ({"batch_size": 0}, "batch_size"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"precision": "int8"}, "precision"),
+        ({"loss": "hinge"}, "loss"),
+        ({"loss": "softmax", "values": torch.zeros(40)}, "one output"),
+        ({"loss": "softmax", "values": torch.zeros(40, 1)}, "one output"),
         ({"model": linear().requires_grad_(False)}, "frozen"),
         ({"model": linear().train()}, "eval"),
     ],

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from neuralef.data import circles, crop_and_flip, gratings, two_moons
+from neuralef.data import blend, circles, crop_and_flip, gratings, two_moons
 
 
 @pytest.mark.parametrize("make", [two_moons, circles])
@@ -171,3 +171,29 @@ def test_other_shapes_and_paddings_are_refused():
         crop_and_flip(torch.ones(3, 8, 8))
     with pytest.raises(ValueError, match="padding must be at least 0"):
         crop_and_flip(torch.ones(1, 3, 8, 8), padding=-1)
+
+
+def test_a_blend_is_a_share_of_its_image_and_the_rest_of_one_other():
+    # Each image has a pixel of its own that is 1, so a blend tells what it is made of.
+    images = torch.eye(60, dtype=torch.float64).reshape(60, 1, 6, 10)
+    shares = blend(images, generator(1)).reshape(60, 60)
+    torch.testing.assert_close(shares.sum(1), torch.ones(60, dtype=torch.float64))
+    assert float(shares.min()) >= 0
+    assert int((shares > 0).sum(1).max()) == 2
+    assert ((shares - shares.diagonal().diag()) > 0).sum(0).max() == 1  # each is the other once
+
+
+def test_shares_of_a_blend_are_uniform_and_its_generator_alone_decides():
+    images = torch.cat([torch.zeros(5000, 1), torch.ones(5000, 1)])
+    mixed = blend(images, generator(1))
+    assert torch.equal(mixed, blend(images, generator(1)))
+    assert not torch.equal(mixed, blend(images, generator(2)))
+    between = mixed[(mixed > 0) & (mixed < 1)].double()
+    assert abs(len(between) - 5000) < 200  # half of all have another of their own kind
+    assert abs(float(between.mean()) - 1 / 2) < 0.02
+    assert abs(float(between.var()) - 1 / 12) < 0.005
+
+
+def test_whole_numbers_are_not_blended():
+    with pytest.raises(ValueError, match=r"floating point to be blended, got torch\.uint8"):
+        blend(torch.ones(2, 3, 4, 4, dtype=torch.uint8))

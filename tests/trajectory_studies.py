@@ -17,7 +17,7 @@ from neuralef.experiments.iterates import Settings
 # 48 steps, 4 an epoch, of which the last 12 are recorded
 SETTINGS = Settings(
     width=4, epochs=12, batch_size=16, k=2, steps=2, draws=3, refresh=32, copies=1, mean_every=4,
-    mean_epochs=2,
+    mean_epochs=2, wide=True,
 )  # fmt: skip
 TINY = trajectory.Preset(
     train=64, test=40, every={8: (2, 4)}, samples=(3, 6, 100), corrupted=4, settings=SETTINGS,
@@ -25,9 +25,10 @@ TINY = trajectory.Preset(
 )  # fmt: skip
 CASE = "ResNet-8"
 WAYS = [
-    "SGD", "last iterate", "SWA", "SWAG", "SWAG, low rank", "SWA + NeuralEF", "learnt mean",
-    "learnt mean + NeuralEF", "SWA + NeuralEF, as published", "all recorded functions",
-    "SWA + exact top functions", "mean + exact top functions",
+    "SGD", "last iterate", "SWA", "SWAG", "SWAG, low rank", "SWA + NeuralEF",
+    "SWA + NeuralEF, as published", "learnt mean", "learnt mean + NeuralEF", "wide mean",
+    "wide mean + NeuralEF", "all recorded functions", "SWA + exact top functions",
+    "mean + exact top functions",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice, check_count, check_finite, check_points, check_positive
 from neuralef.networks.trial import check_model
 from neuralef.points import Points, move, tensors_of
+from neuralef.replay import Replayed
 
 WARM_UP = 0.1  # of all steps, during which the rate rises; then it falls, by a cosine
 
@@ -24,53 +25,94 @@ def learn_mean(
     *,
     batch_size: int = 512,
     learning_rate: float = 1e-3,
+    loss: str = "squares",
+    fresh: bool = False,
     precision: str = "float32",
+    capture: bool = False,
     seed: int = 0,
     callback: Callable[[int, float], None] | None = None,
 ) -> nn.Module:
-    """A copy of a model that is taught `values`, (n,) or (n, c), at the points x by least squares.
+    """A copy of a model that is taught `values`, (n,) or (n, c), at the points x.
 
-    Start from averaged weights, `SWA.of(…).model`, whose function is near the mean; the points
-    should be augmented as those of the training were. Batch norms keep their statistics. After
-    each epoch `callback(epochs done, mean squared error in it)` is called.
+    Start from averaged weights, `SWA.of(…).model`, whose function is near the mean and whose batch
+    statistics are kept; a `fresh` network, which may be larger, learns its own in the first half of
+    the epochs. The points should be augmented as those of the training were. What falls is the mean
+    squared error, or with `loss="softmax"` the divergence KL(softmax(values) | softmax(outputs)).
+    With `capture` a GPU replays the steps, for models that never wait for the host. After each
+    epoch `callback(epochs done, mean loss in it)` is called.
 
     >>> model, x = nn.Linear(2, 3).eval(), torch.randn(64, 2)
     >>> taught = learn_mean(model, x, model(x) + 1, epochs=200, learning_rate=0.1)
     >>> torch.allclose(taught(x), model(x) + 1, atol=1e-3)
     True
     """
-    x, values = _checked(model, x, values)
+    check_choice(loss, "loss", tuple(LOSSES))
+    x, values = _checked(model, x, values, loss)
     check_choice(precision, "precision", ("float32", "bfloat16"))
     check_count(batch_size, "batch_size")
-    # In train mode a batch of augmented points would be normalised by statistics of its own, which
-    # are not those that the model has at test.
-    taught = copy.deepcopy(model).eval()
-    weights = [value for value in taught.parameters() if value.requires_grad]
-    if not weights:
-        raise ValueError("all parameters of the model are frozen: there is nothing to teach")
+    lessons = _Lessons(copy.deepcopy(model), x, values, loss, precision == "bfloat16", capture)
     rate = check_positive(learning_rate, "learning_rate")
-    device, half = weights[0].device, precision == "bfloat16"
-    optimizer = torch.optim.Adam(weights, rate, fused=device.type == "cuda" or None)
     steps = check_count(epochs, "epochs") * -(-len(x) // batch_size)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: _rate(done, steps))
     generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
+    done = 0
     for epoch in range(1, epochs + 1):
-        total = torch.zeros((), device=device)
-        for index in torch.randperm(len(x), generator=generator).split(batch_size):
-            part = move(x[index.to(x.device)], device)
-            with torch.enable_grad(), torch.autocast(device.type, torch.bfloat16, enabled=half):
-                wrong = _squared_error(taught(part), values[index.to(values.device)])
-            optimizer.zero_grad()
-            wrong.backward()
-            optimizer.step()
-            schedule.step()
-            total += wrong.detach() * (len(index) / len(x))
-        _report(epoch, float(total), callback)
-    optimizer.zero_grad()
-    return taught
+        lessons.begin(train=fresh and epoch <= epochs // 2)
+        for index in torch.randperm(len(x), generator=generator).to(x.device).split(batch_size):
+            lessons.step(index, rate * _rate(done, steps))
+            done += 1
+        _report(epoch, float(lessons.total) / len(x), callback)
+    lessons.optimizer.zero_grad()
+    return lessons.taught
 
 
-def _checked(model: nn.Module, x: Points, values: Tensor) -> tuple[Points, Tensor]:
+class _Lessons:
+    """A network, what it is taught, and one step, which a GPU may replay."""
+
+    def __init__(
+        self, taught: nn.Module, x: Points, values: Tensor, loss: str, half: bool, capture: bool
+    ) -> None:
+        self.taught, self.x, self.loss, self.half = taught, x, loss, half
+        weights = [value for value in taught.parameters() if value.requires_grad]
+        if not weights:
+            raise ValueError("all parameters of the model are frozen: there is nothing to teach")
+        self.device = weights[0].device
+        self.values = values.to(self.device)
+        self.cuda = self.device.type == "cuda"
+        self.rate = torch.zeros((), device=self.device)  # read by a captured step
+        self.optimizer = torch.optim.Adam(
+            weights, self.rate if self.cuda else 0.0, fused=self.cuda or None, capturable=self.cuda
+        )
+        self.total = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.captured = capture and self.cuda and x.device == self.device
+        self.replayed = Replayed(self._run, self.captured)
+
+    def begin(self, train: bool) -> None:
+        """An epoch; in train mode batch norms normalise by their batches, and learn from them."""
+        self.total.zero_()
+        if train != self.taught.training:  # another mode is another graph
+            self.taught.train(train)
+            self.replayed = Replayed(self._run, self.captured)
+
+    def step(self, index: Tensor, rate: float) -> None:
+        """Descend the loss of some points."""
+        self.rate.fill_(rate)
+        if not self.cuda:
+            self.optimizer.param_groups[0]["lr"] = rate
+        self.replayed(index)
+
+    def _run(self, index: Tensor) -> None:
+        kind, values = self.device.type, self.values[index.to(self.device)]
+        self.optimizer.zero_grad()
+        # the cache of casts would outlive a captured step
+        half = torch.autocast(kind, torch.bfloat16, enabled=self.half, cache_enabled=False)
+        with torch.enable_grad(), half:
+            wrong = _loss(self.loss, self.taught(move(self.x[index], self.device)), values)
+        wrong.backward()
+        self.optimizer.step()
+        self.total += wrong.detach() * len(index)
+
+
+def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Points, Tensor]:
     check_model(model)
     x, values = check_points(x, integers=True), torch.as_tensor(values).detach()
     if any(tensor.requires_grad for tensor in tensors_of(x)):
@@ -79,13 +121,15 @@ def _checked(model: nn.Module, x: Points, values: Tensor) -> tuple[Points, Tenso
     if values.ndim not in (1, 2) or len(values) != len(x):
         came = tuple(values.shape)
         raise ValueError(f"values must be (n,) or (n, c) for {len(x)} points, got {came}")
+    if loss == "softmax" and (values.ndim == 1 or values.shape[1] == 1):
+        raise ValueError("a softmax of one output is always 1: use loss='squares'")
     return x, values
 
 
 def _report(epoch: int, error: float, callback: Callable[[int, float], None] | None) -> None:
     if not math.isfinite(error):
         raise FloatingPointError(
-            f"the squared error of epoch {epoch} is {error}: lower the learning rate, and check "
+            f"the loss of epoch {epoch} is {error}: lower the learning rate, and check "
             "the model for NaN"
         )
     if callback is not None:
@@ -100,9 +144,22 @@ def _rate(done: int, steps: int) -> float:
     return (1 + math.cos(math.pi * (done - rising) / (steps - rising + 1))) / 2
 
 
-def _squared_error(outputs: Tensor, values: Tensor) -> Tensor:
+def _divergence(outputs: Tensor, values: Tensor) -> Tensor:
+    """KL(softmax(values) | softmax(outputs)), the mean over points."""
+    outputs, values = outputs.log_softmax(1), values.log_softmax(1)
+    return nn.functional.kl_div(outputs, values, reduction="batchmean", log_target=True)
+
+
+def _squares(outputs: Tensor, values: Tensor) -> Tensor:
+    return nn.functional.mse_loss(outputs, values)
+
+
+LOSSES = {"squares": _squares, "softmax": _divergence}
+
+
+def _loss(name: str, outputs: Tensor, values: Tensor) -> Tensor:
     if outputs.shape != values.shape:
         came, wanted = tuple(values.shape[1:]), tuple(outputs.shape[1:])
         raise ValueError(f"a point has outputs {wanted} of the model, but values {came}")
     dtype = torch.promote_types(outputs.dtype, torch.float32)
-    return nn.functional.mse_loss(outputs.to(dtype), values.to(outputs.device, dtype))
+    return LOSSES[name](outputs.to(dtype), values.to(dtype))

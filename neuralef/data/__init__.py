@@ -1,6 +1,6 @@
 """Readers of tables and published image sets; synthetic sets; augmentation; corruptions."""
 
-from neuralef.data.augment import crop_and_flip
+from neuralef.data.augment import blend, crop_and_flip
 from neuralef.data.corruptions import corrupt, read_frost, write_corrupted
 from neuralef.data.images import read_corrupted, read_images
 from neuralef.data.sets import CORRUPTIONS
@@ -9,6 +9,7 @@ from neuralef.data.tables import read_table, write_table
 
 __all__ = [
     "CORRUPTIONS",
+    "blend",
     "circles",
     "corrupt",
     "crop_and_flip",

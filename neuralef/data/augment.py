@@ -1,4 +1,4 @@
-"""Random changes of images that leave their class alone."""
+"""Random changes of images."""
 
 from __future__ import annotations
 
@@ -38,3 +38,20 @@ def crop_and_flip(
     pixels = rows[:, :, None] * (width + 2 * padding) + columns[:, None, :]
     pixels = pixels.reshape(n, 1, height * width).expand(-1, channels, -1)
     return pad(images, (padding,) * 4).flatten(2).gather(2, pixels).reshape(images.shape)
+
+
+def blend(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """λ of each image and 1 − λ of another of them, λ uniform between 0 and 1.
+
+    The images between two classes, of which a training set has few (H. Zhang et al., "mixup",
+    ICLR 2018).
+
+    >>> blend(torch.ones(8, 3, 32, 32)).shape
+    torch.Size([8, 3, 32, 32])
+    """
+    if not images.is_floating_point():
+        raise ValueError(f"images must be floating point to be blended, got {images.dtype}")
+    n, device = len(images), images.device
+    share = torch.rand(n, *[1] * (images.ndim - 1), generator=generator, device=device)
+    other = torch.randperm(n, generator=generator, device=device)
+    return torch.lerp(images[other], images, share.to(images))

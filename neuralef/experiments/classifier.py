@@ -15,8 +15,8 @@ from neuralef.bayes.moments import below
 from neuralef.checks import check_choice, check_count
 from neuralef.data.augment import crop_and_flip
 from neuralef.files import read_tensors, write_tensors
+from neuralef.replay import Replayed
 
-WARM_UP = 3  # steps before one is captured in a CUDA graph
 SAVE_EVERY = 30.0  # seconds between checkpoints
 CLASSIFIER = "neuralef classifier 1"
 # share of the training ↦ factor of the learning rate; and whether the momentum is Nesterov's
@@ -81,7 +81,7 @@ def train_classifier(
     if labels.is_floating_point():
         raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
     factor, nesterov = SCHEDULES[schedule]
-    training = _Training(model, x, labels, batch_size, weight_decay, nesterov)
+    training = _Training(model, x, labels, weight_decay, nesterov)
     training.alongside = alongside or {}
     settings = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
@@ -115,9 +115,8 @@ class _Training:
     """A model, its optimizer, and one step, which a GPU replays."""
 
     def __init__(
-        self, model: nn.Module, x: Tensor, labels: Tensor, batch_size: int, weight_decay: float,
-        nesterov: bool,
-    ) -> None:  # fmt: skip
+        self, model: nn.Module, x: Tensor, labels: Tensor, weight_decay: float, nesterov: bool
+    ) -> None:
         self.model, self.x, self.labels = model, x, labels
         self.alongside: dict[str, Stateful] = {}
         self.rate = torch.zeros((), device=x.device)
@@ -125,30 +124,20 @@ class _Training:
             model.parameters(), lr=self.rate, momentum=0.9, nesterov=nesterov,
             weight_decay=weight_decay, fused=x.is_cuda or None,
         )  # fmt: skip
-        self.index = torch.zeros(batch_size, dtype=torch.long, device=x.device)
         self.loss = torch.zeros((), device=x.device)
-        self.done, self.graph = 0, torch.cuda.CUDAGraph() if x.is_cuda else None
+        self.replayed = Replayed(self._run, x.is_cuda)
 
     def step(self, index: Tensor, rate: float) -> None:
         """Descend the loss of some images."""
-        self.index.copy_(index)
         self.rate.fill_(rate)
-        if self.graph is None or self.done < WARM_UP:
-            self._run()
-        else:
-            if self.done == WARM_UP:
-                torch.cuda.synchronize()
-                with torch.cuda.graph(self.graph):
-                    self._run()
-            self.graph.replay()
-        self.done += 1
+        self.replayed(index)
 
-    def _run(self) -> None:
+    def _run(self, index: Tensor) -> None:
         kind = self.x.device.type
         self.optimizer.zero_grad()
         with torch.autocast(kind, torch.bfloat16, enabled=self.x.is_cuda, cache_enabled=False):
-            logits = self.model(crop_and_flip(self.x[self.index]))
-        value = _loss(logits.float(), self.labels[self.index])
+            logits = self.model(crop_and_flip(self.x[index]))
+        value = _loss(logits.float(), self.labels[index])
         value.backward()
         self.optimizer.step()
         self.loss.lerp_(value.detach(), 0.05)

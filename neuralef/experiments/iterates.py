@@ -19,7 +19,7 @@ from neuralef.bayes.moments import refresh_statistics
 from neuralef.bayes.predictive import to_probabilities
 from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
 from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior, expected
-from neuralef.data import crop_and_flip
+from neuralef.data import blend, crop_and_flip
 from neuralef.experiments.classifier import Stateful, train_classifier
 from neuralef.experiments.device import timed
 from neuralef.gram import FeatureGram
@@ -56,10 +56,11 @@ class Settings:
     learning_rate: float = 5e-3  # of the solver
     draws: int = 30  # of SWAG
     refresh: int  # images for the batch statistics of an iterate
-    copies: int  # augmented sets on which the mean function is learnt
+    copies: int  # augmented sets on which the mean function is learnt, beside the images
     mean_every: int  # steps, or a little less, between functions taken at a copy, in turn
     mean_epochs: int
     mean_rate: float = 1e-3
+    wide: bool = False  # whether a network of twice the width learns the mean too
     recording_batch: int = 5000
 
 
@@ -103,6 +104,8 @@ class Iterates:
         self.test = record(x=images.test, path=folder / "test.npy", rank=1)
         generator = torch.Generator(x.device).manual_seed(seed)
         copies = [crop_and_flip(x, generator) for _ in range(s.copies)]
+        # between two classes, where functions differ most, a training set has few images
+        copies[1::2] = [blend(copied, generator) for copied in copies[1::2]]
         self.means = MeanRecorder(
             self.model, torch.cat(copies), precision=self.precision, batch_size=s.recording_batch,
             parts=s.copies,
@@ -175,17 +178,27 @@ class Iterates:
     @cached_property
     def learnt(self) -> nn.Module:
         """A network of the same size that has learnt the mean of all functions."""
-        s = self.settings
-        points = torch.cat([self.images.train, self.means.x])
+        return self._taught("learnt mean", self.average.model, fresh=False)
+
+    def wide(self) -> nn.Module:
+        """One of twice the width that has."""
+        width, x = 2 * self.settings.width, self.images.train
+        model = ResNet(self.depth, width, outputs=self.outputs, seed=self.seed).to(x.device).eval()
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return self._taught("wide mean", model, fresh=True)
+
+    def _taught(self, name: str, model: nn.Module, fresh: bool) -> nn.Module:
+        s, x = self.settings, self.images.train
+        points = torch.cat([x, self.means.x])
         values = torch.cat([self.train.mean().float(), self.means.mean().float()])
-        model, self.seconds["learnt mean"] = timed(
+        taught, self.seconds[name] = timed(
             lambda: learn_mean(
-                self.average.model, points, values, s.mean_epochs,
-                batch_size=4 * s.batch_size, learning_rate=s.mean_rate, precision=self.precision,
+                model, points, values, s.mean_epochs, batch_size=4 * s.batch_size,
+                learning_rate=s.mean_rate, fresh=fresh, precision=self.precision, capture=True,
                 seed=self.seed,
             )
         )  # fmt: skip
-        return model
+        return taught
 
     def spectrum(self, gram: FeatureGram, mean: nn.Module) -> Spectrum:
         """The top functions of each output, by a head on the activations of the mean."""
@@ -239,12 +252,12 @@ class Iterates:
             "SWAG": swag(),
             "SWAG, low rank": swag(diagonal=False),
             "SWA + NeuralEF": TrajectoryPosterior(self.average.model, swa),
-            "learnt mean": MAP(self.learnt),
-            "learnt mean + NeuralEF": TrajectoryPosterior(
-                self.learnt, self.spectrum(gram, self.learnt)
-            ),
             "SWA + NeuralEF, as published": TrajectoryPosterior(self.average.model, published),
         }
+        means = {"learnt mean": self.learnt} | ({"wide mean": self.wide()} if s.wide else {})
+        for name, mean in means.items():
+            self.fitted[name] = MAP(mean)
+            self.fitted[f"{name} + NeuralEF"] = TrajectoryPosterior(mean, self.spectrum(gram, mean))
         return self.fitted
 
     def reference(self) -> dict[str, Tensor]:
@@ -270,9 +283,9 @@ class Iterates:
     def mean_errors(self) -> dict[str, float]:
         """Mean squared distances from the mean of all functions at the test images."""
         test = self.images.test
-        values = self.test.values[: self.test.count].to(test.device).double().mean(0)
-        means = {"SWA": self.average, "learnt mean": self.fitted["learnt mean"]}
+        mean = self.test.values[: self.test.count].to(test.device).double().mean(0)
         return {
-            name: float((model.outputs(test).double() - values).square().mean())
-            for name, model in means.items()
+            name: float((self.fitted[name].outputs(test).double() - mean).square().mean())
+            for name in ("SWA", "learnt mean", "wide mean")
+            if name in self.fitted
         }

@@ -28,7 +28,9 @@ from neuralef.experiments.record import write_figure, write_result
 
 Report = Callable[[str], None]
 SEVERITIES = range(1, 6)
-UNDER_CORRUPTIONS = ("SGD", "SWA", "SWAG", "SWA + NeuralEF", "learnt mean + NeuralEF")
+UNDER_CORRUPTIONS = (
+    "SGD", "SWA", "SWAG", "SWA + NeuralEF", "learnt mean + NeuralEF", "wide mean + NeuralEF",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,10 @@ PRESETS = {
         synthetic=True,
     ),
     "paper": Preset(
-        train=50000, test=10000, every={20: (6, 20, 20), 56: (20,)},
-        samples=(100, 300, 1000, 3000), corrupted=10000,
+        train=50000, test=10000, every={20: (19, 40, 40), 56: (60,)},
+        samples=(100, 300, 1000), corrupted=10000,
         settings=Settings(
-            steps=4000, refresh=2000, copies=9, mean_every=40, mean_epochs=8,
+            steps=4000, refresh=2000, copies=10, mean_every=40, mean_epochs=8, wide=True,
         ),
     ),
 }  # fmt: skip
@@ -154,13 +156,14 @@ def under_corruptions(
     left_out = [] if frost else ["frost"]
     if left_out:
         report("  frost is left out: its photographs are not in the folder of --data")
-    found: dict[str, Any] = {name: {} for name in UNDER_CORRUPTIONS}
+    names = [name for name in UNDER_CORRUPTIONS if name in run.fitted]
+    found: dict[str, Any] = {name: {} for name in names}
     for corruption in (name for name in CORRUPTIONS if name not in left_out):
         for severity in SEVERITIES:
             own = own_seed(seed, corruption, severity)
             changed = corrupt(pixels, corruption, severity, own, frost)
             x = normalised(changed, str(pixels.device))
-            for name in UNDER_CORRUPTIONS:
+            for name in names:
                 score = scores(run.fitted[name].predict_proba(x), labels)
                 kept = {key: round(score[key], 5) for key in ("nll", "ece", "accuracy")}
                 found[name].setdefault(corruption, []).append(kept)

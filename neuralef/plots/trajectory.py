@@ -19,6 +19,8 @@ COLORS = {
     "SWA + NeuralEF, as published": "#7fb2d9",
     "learnt mean": "#9ccfad",
     "learnt mean + NeuralEF": "#4f9d69",
+    "wide mean": "#c3b1d9",
+    "wide mean + NeuralEF": "#7d5ba6",
     "SWA + exact top functions": "#555555",
     "mean + exact top functions": "#222222",
     "all recorded functions": "#b07d12",

@@ -22,12 +22,12 @@ from neuralef.gram import FeatureGram, Gram
 from neuralef.linalg import VANISHING
 from neuralef.networks.normalization import Normalized
 from neuralef.rebuild import describe
+from neuralef.replay import Replayed
 from neuralef.solvers.base import Callback
 from neuralef.solvers.checkpoint import Checkpoint, State
 from neuralef.solvers.objective import Objective
 
 RECORDS = 100  # of the history, over a whole run
-WARM_UP = 5  # steps before one is captured: libraries choose their algorithms in them
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,12 @@ def train(
 
 
 class _Step:
-    """One step of training; on a GPU captured once and replayed, where nothing forbids it.
-
-    A step launches hundreds of small kernels, which cost far more to launch than to run.
-    """
+    """One step of training; on a GPU captured once and replayed, where nothing forbids it."""
 
     def __init__(self, state: State, gram: Gram, training: Training) -> None:
         self.state, self.gram, self.training = state, gram, training
         wanted = self._capturable() if training.capture is None else training.capture
-        self.captured = wanted and gram.device.type == "cuda"
-        self.index: Tensor | None = None
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.done = 0
+        self.replayed = Replayed(self._run, wanted and gram.device.type == "cuda")
 
     def _capturable(self) -> bool:
         """Our own networks on features that lie on the GPU: nothing there waits for the host."""
@@ -141,21 +135,12 @@ class _Step:
         )
 
     def __call__(self, index: Tensor, rate: float) -> None:
-        state = self.state
-        state.rate.fill_(rate)
+        self.state.rate.fill_(rate)
         if self.gram.device.type != "cuda":
-            state.optimizer.param_groups[0]["lr"] = rate
-        if not self.captured or self.done < WARM_UP:
-            self._run(index, 1.0 if state.step == 0 else 1 - self.training.decay)
-        else:
-            if self.graph is None:
-                self._capture(index)
-            assert self.graph is not None and self.index is not None  # noqa: PT018
-            self.index.copy_(index)
-            self.graph.replay()
-        self.done += 1
+            self.state.optimizer.param_groups[0]["lr"] = rate
+        self.replayed(index)
 
-    def _run(self, index: Tensor, weight: float) -> None:
+    def _run(self, index: Tensor) -> None:
         state, kind = self.state, self.gram.device.type
         half = self.training.precision == "bfloat16"
         state.optimizer.zero_grad()
@@ -163,14 +148,7 @@ class _Step:
         with torch.autocast(kind, torch.bfloat16, enabled=half, cache_enabled=False):
             estimates = state.objective.backward(state.network, self.gram[index])
         state.optimizer.step()
-        state.averages.lerp_(estimates, weight)
-
-    def _capture(self, index: Tensor) -> None:
-        self.index = index.clone()
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._run(self.index, 1 - self.training.decay)
+        state.averages.lerp_(estimates, 1.0 if state.step == 0 else 1 - self.training.decay)
 
 
 def _record(state: State, training: Training) -> dict[str, Any]:
