@@ -11,7 +11,7 @@ from torch import nn
 from trajectory_studies import SETTINGS, TINY, WAYS, whole_study
 
 from neuralef.bayes.trajectory import refresh_statistics
-from neuralef.data import gratings
+from neuralef.data import blend, crop_and_flip, gratings
 from neuralef.experiments import iterates, trajectory
 from neuralef.experiments.cifar import normalised
 from neuralef.experiments.classifier import train_classifier
@@ -73,7 +73,7 @@ def test_what_is_recorded_is_what_a_plain_training_goes_through(study):
     run = study.runs[0]
     x, labels, test = run.images.train, run.images.labels, run.images.test
     model = ResNet(8, 4, outputs=4, seed=0).to(memory_format=torch.channels_last)
-    functions, others, weights, annealed = [], [], [], []
+    functions, others, copies, weights, annealed = [], [], [], [], []
 
     def after(step):
         if step == 36:
@@ -83,6 +83,7 @@ def test_what_is_recorded_is_what_a_plain_training_goes_through(study):
             with torch.no_grad():
                 functions.append(twin(x))
                 others.append(twin(test))
+                copies.append(twin(run.means.x))
         if step > 36 and step % 4 == 0:
             weights.append([value.detach().clone() for value in model.parameters()])
 
@@ -92,10 +93,10 @@ def test_what_is_recorded_is_what_a_plain_training_goes_through(study):
     )  # fmt: skip
     assert torch.equal(run.train.values, torch.stack(functions).half())
     assert torch.equal(run.test.values, torch.stack(others).half())
-    truth = torch.stack(functions[1::2]).mean(0)
-    torch.testing.assert_close(run.means.mean()[: len(x)], truth)
-    assert torch.equal(run.means.x[: len(x)], x)
-    assert run.means.x.shape == (2 * len(x), *x.shape[1:])
+    # every other function is taken into the mean, at the two copies of the images in turn
+    first, second = run.means.mean().split(len(x))
+    torch.testing.assert_close(first, (copies[1] + copies[5])[: len(x)] / 2)
+    torch.testing.assert_close(second, copies[3][len(x) :])
     for mean, values in zip(
         run.average.model.parameters(), zip(*weights, strict=True), strict=True
     ):
@@ -105,6 +106,34 @@ def test_what_is_recorded_is_what_a_plain_training_goes_through(study):
         assert torch.equal(value, found)
     for value, found in zip(annealed, run.annealed.parameters(), strict=True):
         assert torch.equal(value, found)
+
+
+def test_every_other_copy_of_the_images_is_of_blends(study):
+    for run in study.runs:
+        crops, blends = run.means.x.split(len(run.images.train))
+        generator = torch.Generator().manual_seed(run.seed)
+        plain = [crop_and_flip(run.images.train, generator) for _ in range(2)]
+        assert torch.equal(crops, plain[0])
+        assert torch.equal(blends, blend(plain[1], generator))
+
+
+def test_a_mean_is_learnt_at_the_images_and_at_their_copies(study, monkeypatch):
+    run, seen = study.runs[0], []
+
+    def learn(model, points, values, epochs, **settings):
+        seen.append((model, points, values, settings["fresh"]))
+        return model
+
+    monkeypatch.setattr(iterates, "learn_mean", learn)
+    wide = run.wide()
+    run._taught("learnt mean", run.average.model, fresh=False)
+    for _, points, values, _ in seen:
+        assert torch.equal(points, torch.cat([run.images.train, run.means.x]))
+        assert torch.equal(values, torch.cat([run.train.mean().float(), run.means.mean()]))
+    assert [(model, fresh) for model, _, _, fresh in seen] == [
+        (wide, True), (run.average.model, False),
+    ]  # fmt: skip
+    assert wide.conv1.weight.shape[0] == 2 * run.model.conv1.weight.shape[0]
 
 
 def test_images_are_those_of_the_seed():
@@ -125,8 +154,8 @@ def nll(p, labels):
 def test_the_scores_are_those_of_the_posteriors(study):
     for run, seed in zip(study.runs, study.seeds, strict=True):
         test, labels = run.images.test, run.images.test_labels
-        assert list(run.fitted) == WAYS[:9]
-        for name in WAYS[:9]:
+        assert list(run.fitted) == WAYS[:11]
+        for name in WAYS[:11]:
             p = run.fitted[name].predict_proba(test)
             assert seed["ways"][name]["nll"] == pytest.approx(nll(p, labels))
             right = float((p.argmax(1) == labels).double().mean())
@@ -197,7 +226,7 @@ def test_the_reference_is_the_mean_of_the_probabilities_of_all_functions(study):
     run = study.runs[0]
     p = scipy.special.softmax(run.test.values.double().numpy(), -1).mean(0)
     reference = run.reference()
-    assert set(reference) == set(WAYS[9:])
+    assert set(reference) == set(WAYS[11:])
     np.testing.assert_allclose(reference["all recorded functions"], p, rtol=1e-9)
     expected = study.seeds[0]["ways"]["all recorded functions"]["nll"]
     assert nll(torch.from_numpy(p), run.images.test_labels) == pytest.approx(expected)

@@ -167,7 +167,7 @@ def test_other_settings_are_refused_in_the_folder_of_an_interrupted_study(tmp_pa
     assert (tmp_path / "parts.json").read_text() == content
 
 
-@pytest.mark.parametrize("change", [{"refresh": 16}, {"copies": 2}])
+@pytest.mark.parametrize("change", [{"refresh": 16}, {"copies": 3}])
 def test_other_settings_are_refused_after_records_of_the_first_seed(change, tmp_path, monkeypatch):
     killed(tmp_path, TrajectoryRecorder, "record", 7)
     settings = dataclasses.replace(SETTINGS, **change)

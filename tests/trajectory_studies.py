@@ -16,7 +16,7 @@ from neuralef.experiments.iterates import Settings
 
 # 48 steps, 4 an epoch, of which the last 12 are recorded
 SETTINGS = Settings(
-    width=4, epochs=12, batch_size=16, k=2, steps=2, draws=3, refresh=32, copies=1, mean_every=4,
+    width=4, epochs=12, batch_size=16, k=2, steps=2, draws=3, refresh=32, copies=2, mean_every=4,
     mean_epochs=2, wide=True,
 )  # fmt: skip
 TINY = trajectory.Preset(
