@@ -233,6 +233,7 @@ def test_frozen_parameters_stay_and_points_may_be_dicts():
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"precision": "int8"}, "precision"),
         ({"loss": "hinge"}, "loss"),
+        ({"fresh": True, "epochs": 1}, "epochs must be at least 2"),
         ({"loss": "softmax", "values": torch.zeros(40)}, "one output"),
         ({"loss": "softmax", "values": torch.zeros(40, 1)}, "one output"),
         ({"model": linear().requires_grad_(False)}, "frozen"),

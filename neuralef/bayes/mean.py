@@ -50,9 +50,12 @@ def learn_mean(
     x, values = _checked(model, x, values, loss)
     check_choice(precision, "precision", ("float32", "bfloat16"))
     check_count(batch_size, "batch_size")
-    lessons = _Lessons(copy.deepcopy(model), x, values, loss, precision == "bfloat16", capture)
+    # A model that knows its statistics stays in eval mode: those of a batch of augmented points are
+    # not those that it has at test.
+    taught = copy.deepcopy(model).eval()
+    lessons = _Lessons(taught, x, values, loss, precision == "bfloat16", capture)
     rate = check_positive(learning_rate, "learning_rate")
-    steps = check_count(epochs, "epochs") * -(-len(x) // batch_size)
+    steps = check_count(epochs, "epochs", least=2 if fresh else 1) * -(-len(x) // batch_size)
     generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
     done = 0
     for epoch in range(1, epochs + 1):
@@ -62,7 +65,7 @@ def learn_mean(
             done += 1
         _report(epoch, float(lessons.total) / len(x), callback)
     lessons.optimizer.zero_grad()
-    return lessons.taught
+    return taught
 
 
 class _Lessons:
