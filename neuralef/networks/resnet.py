@@ -92,6 +92,41 @@ class ResNet(nn.Module):
         h = self.fc(_mean(h))
         return h if self.stack == 1 else h.unflatten(1, (self.stack, self.outputs))
 
+    def widened(self, factor: int = 2, seed: int | None = None) -> ResNet:
+        """A network so many times as wide, with the same logits: one that can learn more.
+
+        Every channel is there `factor` times; what reads it has a weight for each copy, different
+        ones with the same sum (T. Chen, I. Goodfellow and J. Shlens, "Net2Net", ICLR 2016).
+
+        >>> model, x = ResNet(depth=8, width=4, seed=0).eval(), torch.randn(2, 3, 32, 32)
+        >>> torch.allclose(model.widened(seed=0)(x), model(x), atol=1e-5)
+        True
+        """
+        check_count(factor, "factor")
+        depth, width = 6 * len(self.layer1) + 2, self.conv1.out_channels // self.stack
+        wide = ResNet(depth, factor * width, self.channels, self.outputs, self.stack, seed)
+        wide = wide.to(self.conv1.weight).train(self.training)
+        state, generator = wide.state_dict(), make_generator(seed)
+        for name, value in self.state_dict().items():
+            state[name] = _shared_out(value, state[name].shape, generator)
+        wide.load_state_dict(state)
+        return wide
+
+
+def _shared_out(value: Tensor, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+    """A layer's tensor with rows copied, and each column shared out among its copies."""
+    if value.ndim == 0:
+        return value
+    value = value.repeat_interleave(shape[0] // value.shape[0], 0)
+    copies = shape[1] // value.shape[1] if value.ndim > 1 else 1
+    if copies == 1:
+        return value
+    shape = torch.Size([*value.shape[:2], copies, *value.shape[2:]])
+    noise = torch.randn(shape, generator=generator).to(value)
+    # Weights that differ by noise of mean zero; they vary as those of a network of this width do.
+    noise = (noise - noise.mean(2, keepdim=True)) * value.std() / math.sqrt(copies)
+    return (value.unsqueeze(2) / copies + noise).flatten(1, 2)
+
 
 @fx.wrap
 def _mean(h: Tensor) -> Tensor:
