@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.certificate import Certificate, certify
-from neuralef.checks import check_alike, check_count, check_points
+from neuralef.checks import check_alike, check_count, check_finite, check_points
 from neuralef.gram import Gram
 from neuralef.linalg import CHUNK
 from neuralef.points import PointDict, Points, points_at_once, tensors_of
@@ -130,22 +130,36 @@ class Spectrum(nn.Module):
         check_count(k, "k")
         if k > self.k:
             raise ValueError(f"this spectrum holds {self.k} pairs, cannot keep {k}")
-        parts = [self.rotation[..., :k], self.eigenvalues[..., :k], self.residuals[..., :k]]
-        folded = [part if self.independent else part[None] for part in (*parts, self.mean_diagonal)]
-        fewer = Spectrum(
-            self.network,
-            folded[0],
-            folded[1],
-            folded[2],
-            folded[3],
-            self.point,
-            self.outputs,
-            self.independent,
-            self.solver,
-            self.history,
+        fewer = self._alike(
+            self.rotation[..., :k], self.eigenvalues[..., :k], self.residuals[..., :k]
         )
         fewer.validation = None if self.validation is None else self.validation.truncate(k)
         return fewer
+
+    def with_eigenvalues(self, eigenvalues: Tensor) -> Spectrum:
+        """The same functions with other eigenvalues, such as exact ones.
+
+        Learnt functions have a little of every other function in them, and so less of the kernel
+        than its eigenvalues say. With exact ones in their place E Σ_j μ_jψ_j(x)², what the kernel
+        is on average at a point, is that of its true top k.
+        """
+        values = torch.as_tensor(eigenvalues).to(self.eigenvalues)
+        if values.shape != self.eigenvalues.shape:
+            wanted = tuple(self.eigenvalues.shape)
+            raise ValueError(f"eigenvalues must be {wanted}, got {tuple(values.shape)}")
+        check_finite(values, "eigenvalues")
+        if bool((values < 0).any()):
+            raise ValueError("eigenvalues must not be negative")
+        # residuals belong to eigenvalues: those of the new ones are not known
+        return self._alike(self.rotation, values, torch.full_like(values, torch.nan))
+
+    def _alike(self, rotation: Tensor, eigenvalues: Tensor, residuals: Tensor) -> Spectrum:
+        tensors = (rotation, eigenvalues, residuals, self.mean_diagonal)
+        folded = [tensor if self.independent else tensor[None] for tensor in tensors]
+        return Spectrum(
+            self.network, folded[0], folded[1], folded[2], folded[3], self.point, self.outputs,
+            self.independent, self.solver, self.history,
+        )  # fmt: skip
 
     def certificate(self, gram: Gram) -> Certificate:
         """Judge the pairs on a Gram of fresh points, which training has not seen."""

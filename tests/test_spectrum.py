@@ -97,6 +97,34 @@ def test_truncation_keeps_the_first_pairs(solver, gram_case):
         spectrum.truncate(0)
 
 
+@CROSSED
+def test_other_eigenvalues_leave_the_functions_alone(solver, gram_case, tmp_path):
+    gram, spectrum = solved(solver, gram_case)
+    exact = nef.Subspace(K).solve(gram).eigenvalues
+    other = spectrum.with_eigenvalues(2 * exact.numpy())
+    assert torch.equal(other.eigenvalues, 2 * exact)
+    assert torch.equal(other(gram.x), spectrum(gram.x))
+    # as much of the kernel as twice its top pairs have, on average over the points
+    features = gram.fold(other.features(gram.x)).detach()
+    truth = 2 * exact.reshape(gram.groups, K).sum(1)
+    torch.testing.assert_close(features.square().sum((1, 2)) / len(gram), truth, rtol=1e-3, atol=0)
+    assert bool(other.residuals.isnan().all())
+    assert not bool(spectrum.residuals.isnan().any())
+    for wrong, says in ((exact[..., :2], "must be"), (-exact, "negative"), (exact / 0, "finite")):
+        with pytest.raises(ValueError, match=says):
+            spectrum.with_eigenvalues(wrong)
+
+
+def test_other_eigenvalues_travel_by_file(tmp_path):
+    spectrum = nef.Nystrom(K).solve(RBF().gram(points(POINTS)))
+    other = spectrum.with_eigenvalues(torch.tensor([3.0, 2.0, 0.0]))
+    other.save(tmp_path / "other")
+    loaded = nef.load(tmp_path / "other")
+    assert torch.equal(loaded.eigenvalues, other.eigenvalues)
+    x = points(4, seed=1)
+    torch.testing.assert_close(loaded.features(x), other.features(x))
+
+
 @pytest.mark.parametrize(("solver", "gram_case"), EVERYWHERE)
 def test_gradient_in_the_points_is_the_finite_difference(solver, gram_case):
     _, spectrum = solved(solver, gram_case)
