@@ -13,7 +13,8 @@ import neuralef as nef
 from neuralef.bayes.mean import learn_mean
 from neuralef.bayes.moments import WeightMoments, refresh_statistics
 from neuralef.bayes.recorder import MeanRecorder
-from neuralef.bayes.trajectory import SWA, TrajectoryPosterior
+from neuralef.bayes.swag import SWA
+from neuralef.bayes.trajectory import TrajectoryPosterior
 from neuralef.networks import ActivationHead
 from neuralef.points import PointDict
 
@@ -148,28 +149,6 @@ def test_every_point_is_seen_in_every_epoch_and_one_epoch_learns(n, batch_size):
     assert float((taught.weight - model.weight).abs().min()) > 0.01
 
 
-def test_a_fresh_network_learns_its_statistics_in_the_first_half_alone():
-    seen = []
-
-    class Watcher(nn.BatchNorm1d):
-        def forward(self, x):
-            seen.append((self.training, self.running_mean.clone()))
-            return super().forward(x)
-
-    x, values = line()
-    model = nn.Sequential(nn.Linear(2, 8), Watcher(8), nn.ReLU(), nn.Linear(8, 3)).double().eval()
-    settings = {"batch_size": 20, "learning_rate": 0.02}
-    taught = learn_mean(model, x + 3, values, 201, fresh=True, **settings)
-    modes = [train for train, _ in seen]
-    assert modes == [True] * 200 + [False] * 202
-    assert not taught.training
-    assert torch.equal(taught[1].running_mean, seen[200][1])  # that of the first half
-    assert not torch.equal(taught[1].running_mean, model[1].running_mean)
-    kept = learn_mean(model, x + 3, values, 201, **settings)
-    assert torch.equal(kept[1].running_mean, model[1].running_mean)
-    assert float((taught(x + 3) - values).square().mean()) < 0.3  # the noise has 0.25
-
-
 def test_nothing_outside_the_copy_is_touched():
     """Values may come from a model that is being trained, and gradients may be switched off."""
     x, _ = line()
@@ -233,7 +212,6 @@ def test_frozen_parameters_stay_and_points_may_be_dicts():
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"precision": "int8"}, "precision"),
         ({"loss": "hinge"}, "loss"),
-        ({"fresh": True, "epochs": 1}, "epochs must be at least 2"),
         ({"loss": "softmax", "values": torch.zeros(40)}, "one output"),
         ({"loss": "softmax", "values": torch.zeros(40, 1)}, "one output"),
         ({"model": linear().requires_grad_(False)}, "frozen"),

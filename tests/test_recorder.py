@@ -11,7 +11,7 @@ from truth import points
 
 from neuralef.bayes.moments import WeightMoments, put_weights, weights_of
 from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
-from neuralef.bayes.trajectory import SWA, SWAG
+from neuralef.bayes.swag import SWA, SWAG
 from neuralef.files import read_tensors, write_tensors
 from neuralef.networks import ResNet
 

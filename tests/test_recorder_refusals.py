@@ -10,7 +10,7 @@ from truth import points
 
 from neuralef.bayes.moments import WeightMoments, refresh_statistics
 from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
-from neuralef.bayes.trajectory import SWA, SWAG
+from neuralef.bayes.swag import SWA, SWAG
 
 
 def test_values_that_a_checkpoint_left_in_a_file_are_missed(tmp_path):

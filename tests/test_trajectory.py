@@ -13,7 +13,8 @@ import neuralef as nef
 from neuralef.bayes.baselines import MAP
 from neuralef.bayes.moments import WeightMoments, refresh_statistics
 from neuralef.bayes.recorder import TrajectoryRecorder
-from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior
+from neuralef.bayes.swag import SWA, SWAG
+from neuralef.bayes.trajectory import TrajectoryPosterior
 
 
 @pytest.mark.parametrize("independent", [True, False])
@@ -221,13 +222,15 @@ def test_linear_models_have_the_closed_form():
     assert float((found.variance[:, 0] - exact).abs().max() / exact.max()) < 0.1
 
 
+@pytest.mark.parametrize("tail", [False, True], ids=["", "tail"])
 @pytest.mark.parametrize("independent", [True, False])
-def test_functions_vary_as_the_kernel_says_and_travel_by_file(independent, tmp_path):
+def test_functions_vary_as_the_kernel_says_and_travel_by_file(independent, tail, tmp_path):
     recorder, _, _ = recorded(30, points(40))
     mean = SWA.of(recorder.weights, recorder.x).model
     gram = recorder.gram(independent)
     spectrum = nef.NeuralEF(k=4, steps=50, batch_size=40).solve(gram)
-    posterior, new = TrajectoryPosterior(mean, spectrum, draws=20_000), points(5, seed=1)
+    posterior = TrajectoryPosterior(mean, spectrum, draws=20_000, tail=tail)
+    new = points(5, seed=1)
     found, draws = posterior.predict(new), posterior.sample(new)
     gap = draws - found.mean
     sampled = torch.einsum("snc,snd->ncd", gap, gap) / len(draws)
@@ -240,8 +243,43 @@ def test_functions_vary_as_the_kernel_says_and_travel_by_file(independent, tmp_p
     posterior.save(tmp_path / "p.safetensors")
     loaded = TrajectoryPosterior.load(tmp_path / "p.safetensors", mean)
     torch.testing.assert_close(loaded.predict_proba(new), posterior.predict_proba(new))
+    assert loaded.tail == tail
     with pytest.raises(ValueError, match="another mean"):
         TrajectoryPosterior.load(tmp_path / "p.safetensors", network(seed=5).eval())
+
+
+@pytest.mark.parametrize("outputs", ["independent", "joint", "one"])
+def test_a_tail_gives_back_the_variance_of_all_other_functions(outputs):
+    """On average over the points it is that of what was recorded, whatever k and the functions."""
+    x = points(40)
+    model, generator = network(), torch.Generator().manual_seed(0)
+    model = nn.Sequential(*model, nn.Linear(3, 1).double()) if outputs == "one" else model
+    recorder, functions = TrajectoryRecorder(model, x, 30), []
+    for _ in range(30):
+        shake(model, generator)
+        recorder.record()
+        functions.append(recorder.values[recorder.count - 1].clone())
+    whole = torch.stack(functions).var(0, correction=0).mean(0)  # of each output
+    gram = recorder.gram(independent=outputs == "independent")
+    spectrum, mean = nef.NeuralEF(k=2, steps=3, batch_size=40).solve(gram), model.eval()
+    short, full = (TrajectoryPosterior(mean, spectrum, tail=tail).predict(x) for tail in (False, 1))
+    more = full.covariance - short.covariance
+    torch.testing.assert_close(more, more[0].diagonal().diag().expand(more.shape))
+    found = full.variance.mean(0)
+    if outputs == "joint":  # of which the sum over outputs alone is known
+        found, whole = found.sum(), whole.sum()
+    torch.testing.assert_close(found, whole, rtol=1e-6, atol=0)
+    assert float(short.variance.mean()) < 0.95 * float(full.variance.mean())
+
+
+def test_draws_with_a_tail_differ_from_point_to_point():
+    recorder, _, _ = recorded(30, points(40))
+    mean = SWA.of(recorder.weights, recorder.x).model
+    spectrum = nef.NeuralEF(k=1, steps=3, batch_size=40).solve(recorder.gram())
+    twice = points(1, seed=1).repeat(2, 1)  # one point, two times: its noise is not the same
+    for tail in (False, True):
+        draws = TrajectoryPosterior(mean, spectrum, tail=tail).sample(twice)
+        assert bool((draws[:, 0] == draws[:, 1]).any()) is not tail
 
 
 def test_what_is_kept_does_not_grow_with_the_iterates(tmp_path):

@@ -27,8 +27,8 @@ CASE = "ResNet-8"
 WAYS = [
     "SGD", "last iterate", "SWA", "SWAG", "SWAG, low rank", "SWA + NeuralEF",
     "SWA + NeuralEF, as published", "learnt mean", "learnt mean + NeuralEF", "wide mean",
-    "wide mean + NeuralEF", "all recorded functions", "SWA + exact top functions",
-    "mean + exact top functions",
+    "wide mean + NeuralEF", "wide mean + NeuralEF + tail", "all recorded functions",
+    "SWA + exact top functions", "mean + exact top functions",
 ]  # fmt: skip
 
 

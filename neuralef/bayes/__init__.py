@@ -7,7 +7,8 @@ from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.mean import learn_mean
 from neuralef.bayes.moments import WeightMoments, refresh_statistics
 from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
-from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior
+from neuralef.bayes.swag import SWA, SWAG
+from neuralef.bayes.trajectory import TrajectoryPosterior
 
 __all__ = [
     "MAP",

@@ -26,7 +26,6 @@ def learn_mean(
     batch_size: int = 512,
     learning_rate: float = 1e-3,
     loss: str = "squares",
-    fresh: bool = False,
     precision: str = "float32",
     capture: bool = False,
     seed: int = 0,
@@ -34,12 +33,12 @@ def learn_mean(
 ) -> nn.Module:
     """A copy of a model that is taught `values`, (n,) or (n, c), at the points x.
 
-    Start from averaged weights, `SWA.of(…).model`, whose function is near the mean and whose batch
-    statistics are kept; a `fresh` network, which may be larger, learns its own in the first half of
-    the epochs. The points should be augmented as those of the training were. What falls is the mean
-    squared error, or with `loss="softmax"` the divergence KL(softmax(values) | softmax(outputs)).
-    With `capture` a GPU replays the steps, for models that never wait for the host. After each
-    epoch `callback(epochs done, mean loss in it)` is called.
+    Start from averaged weights, `SWA.of(…).model`, whose function is near the mean, or from a wider
+    network of the same function, `ResNet.widened`; batch statistics are kept. The points should be
+    augmented as those of the training were. What falls is the mean squared error, or with
+    `loss="softmax"` the divergence KL(softmax(values) | softmax(outputs)). With `capture` a GPU
+    replays the steps, for models that never wait for the host. After each epoch
+    `callback(epochs done, mean loss in it)` is called.
 
     >>> model, x = nn.Linear(2, 3).eval(), torch.randn(64, 2)
     >>> taught = learn_mean(model, x, model(x) + 1, epochs=200, learning_rate=0.1)
@@ -50,16 +49,15 @@ def learn_mean(
     x, values = _checked(model, x, values, loss)
     check_choice(precision, "precision", ("float32", "bfloat16"))
     check_count(batch_size, "batch_size")
-    # A model that knows its statistics stays in eval mode: those of a batch of augmented points are
-    # not those that it has at test.
+    # in eval mode, since statistics of a batch of augmented points are not those it has at test
     taught = copy.deepcopy(model).eval()
     lessons = _Lessons(taught, x, values, loss, precision == "bfloat16", capture)
     rate = check_positive(learning_rate, "learning_rate")
-    steps = check_count(epochs, "epochs", least=2 if fresh else 1) * -(-len(x) // batch_size)
+    steps = check_count(epochs, "epochs") * -(-len(x) // batch_size)
     generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
     done = 0
     for epoch in range(1, epochs + 1):
-        lessons.begin(train=fresh and epoch <= epochs // 2)
+        lessons.total.zero_()
         for index in torch.randperm(len(x), generator=generator).to(x.device).split(batch_size):
             lessons.step(index, rate * _rate(done, steps))
             done += 1
@@ -86,15 +84,7 @@ class _Lessons:
             weights, self.rate if self.cuda else 0.0, fused=self.cuda or None, capturable=self.cuda
         )
         self.total = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.captured = capture and self.cuda and x.device == self.device
-        self.replayed = Replayed(self._run, self.captured)
-
-    def begin(self, train: bool) -> None:
-        """An epoch; in train mode batch norms normalise by their batches, and learn from them."""
-        self.total.zero_()
-        if train != self.taught.training:  # another mode is another graph
-            self.taught.train(train)
-            self.replayed = Replayed(self._run, self.captured)
+        self.replayed = Replayed(self._run, capture and self.cuda and x.device == self.device)
 
     def step(self, index: Tensor, rate: float) -> None:
         """Descend the loss of some points."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,20 @@ from neuralef.bayes.mean import learn_mean
 from neuralef.bayes.moments import refresh_statistics
 from neuralef.bayes.predictive import to_probabilities
 from neuralef.bayes.recorder import MeanRecorder, TrajectoryRecorder
-from neuralef.bayes.trajectory import SWA, SWAG, TrajectoryPosterior, expected
+from neuralef.bayes.swag import SWA, SWAG
+from neuralef.bayes.trajectory import TrajectoryPosterior, expected
 from neuralef.data import blend, crop_and_flip
 from neuralef.experiments.classifier import Stateful, train_classifier
 from neuralef.experiments.device import timed
 from neuralef.gram import FeatureGram
 from neuralef.networks import ActivationHead, ResNet, SharedResNet
 from neuralef.solvers import NeuralEF, Subspace
+from neuralef.solvers.exact import Pairs
 from neuralef.spectrum import Spectrum
 
 Report = Callable[[str], None]
 LEVEL = 150 / 200  # of the training is over when its iterates begin to be collected
 WEIGHT_DECAY = 1e-4  # the paper's
-SIZES = (500, 1000, 2500, 5000, 10000)  # of batches, of which the fastest is plain inference
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Settings:
     copies: int  # augmented sets on which the mean function is learnt, beside the images
     mean_every: int  # steps, or a little less, between functions taken at a copy, in turn
     mean_epochs: int
-    mean_rate: float = 1e-3
+    mean_rate: float = 5e-4
     wide: bool = False  # whether a network of twice the width learns the mean too
     recording_batch: int = 5000
 
@@ -145,31 +146,6 @@ class Iterates:
         if step % self.per_epoch == 0:
             self.train.collect()
 
-    def rates(self) -> dict[str, float]:
-        """Images a second: recorded, and by plain inference with the fastest size of batch."""
-        # a copy, since refreshing the statistics would change the network that is judged
-        x, model, found = self.images.train, copy.deepcopy(self.model), []
-        for size in SIZES:
-            if size > len(x):
-                break
-
-            def plain(size: int = size) -> None:
-                with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-                    for part in x.split(size):
-                        model(part)
-
-            with torch.no_grad():
-                plain()
-                found += [len(x) / min(timed(plain)[1] for _ in range(3))]
-        fresh = TrajectoryRecorder(
-            model, x, 4, dtype="float16", precision=self.precision, refresh=self.train.refresh,
-            batch_size=self.settings.recording_batch,
-        )  # fmt: skip
-        fresh.record()
-        recorded = len(x) / min(timed(fresh.record)[1] for _ in range(3))
-        plainly = max(found) if found else recorded
-        return {"recorded": recorded, "plain": plainly, "ratio": recorded / plainly}
-
     @cached_property
     def average(self) -> SWA:
         """The network with averaged weights."""
@@ -178,29 +154,35 @@ class Iterates:
     @cached_property
     def learnt(self) -> nn.Module:
         """A network of the same size that has learnt the mean of all functions."""
-        return self._taught("learnt mean", self.average.model, fresh=False)
+        return self._taught("learnt mean", self.average.model)
 
     def wide(self) -> nn.Module:
         """One of twice the width that has."""
-        width, x = 2 * self.settings.width, self.images.train
-        model = ResNet(self.depth, width, outputs=self.outputs, seed=self.seed).to(x.device).eval()
+        model = cast("ResNet", self.average.model).widened(seed=self.seed)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return self._taught("wide mean", model, fresh=True)
+        return self._taught("wide mean", model)
 
-    def _taught(self, name: str, model: nn.Module, fresh: bool) -> nn.Module:
+    def _taught(self, name: str, model: nn.Module) -> nn.Module:
         s, x = self.settings, self.images.train
         points = torch.cat([x, self.means.x])
         values = torch.cat([self.train.mean().float(), self.means.mean().float()])
         taught, self.seconds[name] = timed(
             lambda: learn_mean(
                 model, points, values, s.mean_epochs, batch_size=4 * s.batch_size,
-                learning_rate=s.mean_rate, fresh=fresh, precision=self.precision, capture=True,
+                learning_rate=s.mean_rate, loss="softmax", precision=self.precision, capture=True,
                 seed=self.seed,
             )
         )  # fmt: skip
         return taught
 
     def spectrum(self, gram: FeatureGram, mean: nn.Module) -> Spectrum:
+        """The top functions of each output, learnt, with the exact eigenvalues."""
+        return self._exactly(self.functions(gram, mean), gram)
+
+    def _exactly(self, learnt: Spectrum, gram: FeatureGram) -> Spectrum:
+        return learnt.with_eigenvalues(self._pairs(gram).eigenvalues[:, : learnt.k])
+
+    def functions(self, gram: FeatureGram, mean: nn.Module) -> Spectrum:
         """The top functions of each output, by a head on the activations of the mean."""
         s, x = self.settings, self.images.train
         solver = NeuralEF(s.k, learning_rate=s.learning_rate)
@@ -231,18 +213,22 @@ class Iterates:
     def exact(self, samples: int | None = None) -> tuple[Tensor, Tensor]:
         """The mean of the recorded functions and the exact Ψ̃ at the test images, in float64."""
         gram = self.train.gram(samples=samples)
-        pairs = Subspace(self.settings.k, seed=self.seed).pairs(gram, torch.Generator())
+        pairs = self._pairs(gram)
         values = self.test.values[self.test.chosen(samples)].to(self.images.test.device).double()
         assert pairs.weights is not None
         # ψ = Φw holds wherever the functions are known
         psi = torch.einsum("mnc,cmk->nck", values - values.mean(0), pairs.weights.double())
         return values.mean(0), psi * pairs.eigenvalues.double().sqrt()
 
+    def _pairs(self, gram: FeatureGram) -> Pairs:
+        return Subspace(self.settings.k, seed=self.seed).pairs(gram, torch.Generator())
+
     def posteriors(self) -> dict[str, Any]:
         """Those that can be evaluated anywhere, by their names."""
         s, x, moments = self.settings, self.images.train, self.train.weights
         gram = self.train.gram()
-        swa, self.seconds["NeuralEF"] = timed(self.spectrum, gram, self.average.model)
+        average = self.average.model
+        self.own, self.seconds["NeuralEF"] = timed(self.functions, gram, average)
         published, self.seconds["NeuralEF, as published"] = timed(self.published, gram)
         swag = partial(SWAG, moments, x[: 5 * s.refresh], s.draws, seed=self.seed)
         self.fitted = {
@@ -251,13 +237,15 @@ class Iterates:
             "SWA": self.average,
             "SWAG": swag(),
             "SWAG, low rank": swag(diagonal=False),
-            "SWA + NeuralEF": TrajectoryPosterior(self.average.model, swa),
-            "SWA + NeuralEF, as published": TrajectoryPosterior(self.average.model, published),
+            "SWA + NeuralEF": TrajectoryPosterior(average, self._exactly(self.own, gram)),
+            "SWA + NeuralEF, as published": TrajectoryPosterior(average, published),
         }
         means = {"learnt mean": self.learnt} | ({"wide mean": self.wide()} if s.wide else {})
         for name, mean in means.items():
             self.fitted[name] = MAP(mean)
-            self.fitted[f"{name} + NeuralEF"] = TrajectoryPosterior(mean, self.spectrum(gram, mean))
+            found = self.spectrum(gram, mean)
+            self.fitted[f"{name} + NeuralEF"] = TrajectoryPosterior(mean, found)
+        self.fitted[f"{name} + NeuralEF + tail"] = TrajectoryPosterior(mean, found, tail=True)
         return self.fitted
 
     def reference(self) -> dict[str, Tensor]:
@@ -276,7 +264,7 @@ class Iterates:
         values = self.test.values[: self.test.count].to(self.images.test.device).double()
         whole = float(values.var(0, correction=0).sum())
         with torch.no_grad():
-            learnt = self.fitted["SWA + NeuralEF"].spectrum.features(self.images.test).double()
+            learnt = self.own.features(self.images.test).double()
         shares = {"exact": self.exact()[1], "NeuralEF": learnt}
         return {name: float(found.square().sum()) / whole for name, found in shares.items()}
 
