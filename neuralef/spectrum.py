@@ -137,19 +137,23 @@ class Spectrum(nn.Module):
         return fewer
 
     def with_eigenvalues(self, eigenvalues: Tensor) -> Spectrum:
-        """The same functions with other eigenvalues, such as exact ones.
+        """The same functions with other eigenvalues, such as exact ones; there is no certificate.
 
         Learnt functions have a little of every other function in them, and so less of the kernel
         than its eigenvalues say. With exact ones in their place E Σ_j μ_jψ_j(x)², what the kernel
-        is on average at a point, is that of its true top k.
+        is on average at a point, is that of its true top k. A function that was not found, whose
+        eigenvalue is zero, keeps it.
         """
-        values = torch.as_tensor(eigenvalues).to(self.eigenvalues)
+        values = torch.as_tensor(eigenvalues).detach().to(self.eigenvalues)
         if values.shape != self.eigenvalues.shape:
-            wanted = tuple(self.eigenvalues.shape)
-            raise ValueError(f"eigenvalues must be {wanted}, got {tuple(values.shape)}")
+            raise ValueError(
+                f"eigenvalues must be {tuple(self.eigenvalues.shape)}, one for each pair of this "
+                f"spectrum, got {tuple(values.shape)}"
+            )
         check_finite(values, "eigenvalues")
         if bool((values < 0).any()):
             raise ValueError("eigenvalues must not be negative")
+        values = torch.where(self.eigenvalues > 0, values, 0.0)
         # residuals belong to eigenvalues: those of the new ones are not known
         return self._alike(self.rotation, values, torch.full_like(values, torch.nan))
 

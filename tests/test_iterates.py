@@ -231,9 +231,9 @@ def test_learnt_functions_have_the_exact_eigenvalues(study):
             found = run.fitted[name].spectrum.eigenvalues.numpy()
             np.testing.assert_allclose(found, exact, rtol=2e-3)  # of float16
         # what they explain by themselves is less
-        assert bool((run.own.eigenvalues < torch.from_numpy(exact.copy())).all())
+        assert bool((run.learnt_functions.eigenvalues < torch.from_numpy(exact.copy())).all())
         test = run.test.values.double()
-        features = run.own.features(run.images.test).double().detach()
+        features = run.learnt_functions.features(run.images.test).double().detach()
         share = float(features.square().sum() / test.var(0, correction=0).sum())
         assert seed["explained"]["NeuralEF"] == pytest.approx(share, rel=1e-4)
 
@@ -283,5 +283,9 @@ def test_what_is_kept_does_not_grow_with_the_functions(study):
     assert abs(first["SWA + NeuralEF"] - first["SWA"] - sizes[1]) < 100
     weights = 4 * sum(value.numel() for value in study.runs[0].model.parameters())
     assert weights < first["one network"] == first["SWA"] < 2 * weights
+    wide = 4 * sum(value.numel() for value in study.runs[0].fitted["wide mean"].model.parameters())
+    assert wide > 3 * weights
+    assert first["wide mean + NeuralEF"] > first["SWA + NeuralEF"] + wide - weights
+    assert abs(first["wide mean + NeuralEF"] - second["wide mean + NeuralEF"]) < 100
     # SWAG keeps the mean, the variance in float64 and 20 deviations
     assert first["SWAG"] > 23 * weights

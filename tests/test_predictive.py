@@ -130,3 +130,19 @@ def test_means_over_every_output_by_itself_are_near_the_truth_too():
     found = torch.stack([expected(mean, features, True, seed=seed) for seed in range(20)])
     torch.testing.assert_close(found.mean(0), truth, rtol=0, atol=2e-3)
     assert float((found - truth).square().mean().sqrt()) < 0.01
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_more_variance_is_that_of_every_output_by_itself(independent):
+    mean, features = gaussian_logits(c=3, k=1)
+    left = torch.tensor([0.3, 2.0, 0.7]).double()
+    own = torch.diag_embed(features[..., 0]) if independent else features
+    truth = quadrature(mean, joined(own, left))
+    given = {"independent": independent, "left": left}
+    found = torch.stack([expected(mean, features, seed=seed, **given) for seed in range(20)])
+    torch.testing.assert_close(found.mean(0), truth, rtol=0, atol=2e-3)
+
+
+def joined(features, left):
+    """A root (n, c, c) of ΨΨᵀ + diag(left)."""
+    return torch.linalg.cholesky(features @ features.mT + left.diag())

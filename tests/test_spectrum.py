@@ -98,7 +98,7 @@ def test_truncation_keeps_the_first_pairs(solver, gram_case):
 
 
 @CROSSED
-def test_other_eigenvalues_leave_the_functions_alone(solver, gram_case, tmp_path):
+def test_other_eigenvalues_leave_the_functions_alone(solver, gram_case):
     gram, spectrum = solved(solver, gram_case)
     exact = nef.Subspace(K).solve(gram).eigenvalues
     other = spectrum.with_eigenvalues(2 * exact.numpy())
@@ -113,6 +113,29 @@ def test_other_eigenvalues_leave_the_functions_alone(solver, gram_case, tmp_path
     for wrong, says in ((exact[..., :2], "must be"), (-exact, "negative"), (exact / 0, "finite")):
         with pytest.raises(ValueError, match=says):
             spectrum.with_eigenvalues(wrong)
+
+
+def test_other_eigenvalues_are_copied_and_judged_by_nobody():
+    gram = RBF().gram(points(POINTS))
+    spectrum = nef.Subspace(K).solve(gram, validation=RBF().gram(points(20, seed=1)))
+    given = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    other = spectrum.with_eigenvalues(given)
+    assert not copy.deepcopy(other).eigenvalues.requires_grad
+    with torch.no_grad():
+        given.zero_()
+    assert other.eigenvalues.tolist() == [3, 2, 1]
+    assert spectrum.validation is not None
+    assert other.validation is None
+
+
+def test_functions_that_were_not_found_get_no_eigenvalues():
+    """Outputs of ranks 3 and 1, each by itself."""
+    torch.manual_seed(0)
+    phi = torch.randn(20, 2, 3).double()
+    phi[:, 1, 1:] = 0
+    spectrum = nef.Subspace(3).solve(nef.FeatureGram(points(20), phi, independent=True))
+    other = spectrum.with_eigenvalues(torch.full((2, 3), 5.0))
+    assert other.eigenvalues.tolist() == [[5, 5, 5], [5, 0, 0]]
 
 
 def test_other_eigenvalues_travel_by_file(tmp_path):

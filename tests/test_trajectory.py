@@ -14,7 +14,8 @@ from neuralef.bayes.baselines import MAP
 from neuralef.bayes.moments import WeightMoments, refresh_statistics
 from neuralef.bayes.recorder import TrajectoryRecorder
 from neuralef.bayes.swag import SWA, SWAG
-from neuralef.bayes.trajectory import TrajectoryPosterior
+from neuralef.bayes.trajectory import TRAJECTORY, TrajectoryPosterior
+from neuralef.files import read_tensors, write_tensors
 
 
 @pytest.mark.parametrize("independent", [True, False])
@@ -228,7 +229,8 @@ def test_functions_vary_as_the_kernel_says_and_travel_by_file(independent, tail,
     recorder, _, _ = recorded(30, points(40))
     mean = SWA.of(recorder.weights, recorder.x).model
     gram = recorder.gram(independent)
-    spectrum = nef.NeuralEF(k=4, steps=50, batch_size=40).solve(gram)
+    # with one function most of the variance is in the tail
+    spectrum = nef.NeuralEF(k=1 if tail else 4, steps=50, batch_size=40).solve(gram)
     posterior = TrajectoryPosterior(mean, spectrum, draws=20_000, tail=tail)
     new = points(5, seed=1)
     found, draws = posterior.predict(new), posterior.sample(new)
@@ -262,7 +264,9 @@ def test_a_tail_gives_back_the_variance_of_all_other_functions(outputs):
     whole = torch.stack(functions).var(0, correction=0).mean(0)  # of each output
     gram = recorder.gram(independent=outputs == "independent")
     spectrum, mean = nef.NeuralEF(k=2, steps=3, batch_size=40).solve(gram), model.eval()
-    short, full = (TrajectoryPosterior(mean, spectrum, tail=tail).predict(x) for tail in (False, 1))
+    short, full = (
+        TrajectoryPosterior(mean, spectrum, tail=tail).predict(x) for tail in (False, True)
+    )
     more = full.covariance - short.covariance
     torch.testing.assert_close(more, more[0].diagonal().diag().expand(more.shape))
     found = full.variance.mean(0)
@@ -270,6 +274,20 @@ def test_a_tail_gives_back_the_variance_of_all_other_functions(outputs):
         found, whole = found.sum(), whole.sum()
     torch.testing.assert_close(found, whole, rtol=1e-6, atol=0)
     assert float(short.variance.mean()) < 0.95 * float(full.variance.mean())
+
+
+def test_a_tail_is_never_negative_and_files_without_one_are_read(tmp_path):
+    recorder, _, _ = recorded(30, points(40))
+    mean, new = SWA.of(recorder.weights, recorder.x).model, points(5, seed=1)
+    spectrum = nef.NeuralEF(k=2, steps=3, batch_size=40).solve(recorder.gram())
+    large = spectrum.with_eigenvalues(100 * spectrum.eigenvalues)  # more than there is
+    plain, tailed = (TrajectoryPosterior(mean, large, tail=tail) for tail in (False, np.True_))
+    torch.testing.assert_close(tailed.predict(new).covariance, plain.predict(new).covariance)
+    tailed.save(tmp_path / "p")
+    header, tensors = read_tensors(tmp_path / "p", TRAJECTORY)
+    assert header.pop("tail") is True
+    write_tensors(tmp_path / "old", TRAJECTORY, header, tensors)
+    assert not TrajectoryPosterior.load(tmp_path / "old", mean).tail
 
 
 def test_draws_with_a_tail_differ_from_point_to_point():

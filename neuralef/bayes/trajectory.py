@@ -53,12 +53,17 @@ class TrajectoryPosterior:
         tail: bool = False,
     ) -> None:
         check_model(mean)
-        self.features, self.spectrum, self.tail = Features(mean, spectrum), spectrum, tail
-        left = (spectrum.mean_diagonal - spectrum.eigenvalues.sum(-1)).clamp_min(0)
-        # (c,); of a joint kernel the trace is known, to which the outputs are taken to add alike
-        own = left if spectrum.independent else (left / spectrum.outputs).expand(spectrum.outputs)
-        self.left = own if tail else torch.zeros_like(own)
+        self.features, self.spectrum, self.tail = Features(mean, spectrum), spectrum, bool(tail)
         self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
+
+    def _left(self) -> Tensor | None:
+        """The variance of all other functions, (c,), on average over the points."""
+        if not self.tail:
+            return None
+        spectrum = self.spectrum
+        left = (spectrum.mean_diagonal - spectrum.eigenvalues.sum(-1)).clamp_min(0)
+        # of a joint kernel the trace is known, to which all outputs are taken to add alike
+        return left if spectrum.independent else (left / spectrum.outputs).expand(spectrum.outputs)
 
     def _both(self, x: Points) -> tuple[Tensor, Tensor]:
         mean, features = self.features(x)
@@ -75,22 +80,25 @@ class TrajectoryPosterior:
         count = self.draws if draws is None else check_count(draws, "draws")
         own = features.shape[1:] if self.spectrum.independent else features.shape[2:]
         normals = torch.randn(count, *own, dtype=torch.float64, generator=generator)
-        found = mean + moved(features, normals)
-        if self.tail:
-            normals = torch.randn(found.shape, dtype=torch.float64, generator=generator)
-            found += self.left.sqrt() * normals.to(found)
-        return found
+        found, left = mean + moved(features, normals), self._left()
+        if left is None:
+            return found
+        normals = torch.randn(found.shape, dtype=torch.float64, generator=generator)
+        return found + left.sqrt() * normals.to(found)
 
     def predict(self, x: Points) -> Gaussian:
         """The mean and the covariance between the outputs of each point."""
         mean, features = self._both(x)
         if self.spectrum.independent:
-            return Gaussian(mean, torch.diag_embed(features.square().sum(2) + self.left))
-        return Gaussian(mean, features @ features.mT + torch.diag_embed(self.left))
+            covariance = torch.diag_embed(features.square().sum(2))
+        else:
+            covariance = features @ features.mT
+        left = self._left()
+        return Gaussian(mean, covariance if left is None else covariance + left.diag())
 
     def predict_proba(self, x: Points) -> Tensor:
         """E softmax f(x), (n, c)."""
-        independent, left = self.spectrum.independent, self.left
+        independent, left = self.spectrum.independent, self._left()
         x = check_points(x, integers=True)
         most = NUMBERS_AT_ONCE // (self.draws * self.spectrum.outputs)
         parts = x.split(max(1, min(points_at_once(x), most)))
@@ -119,7 +127,7 @@ class TrajectoryPosterior:
             raise ValueError(f"{path} has another mean: its weights differ from this model's")
         given = {"network": network, "model": mean if network is None else network}
         spectrum = unpack_features(Path(path), header["spectrum"], tensors, mean, given)
-        return cls(mean, spectrum, header["draws"], header["seed"], header["tail"])
+        return cls(mean, spectrum, header["draws"], header["seed"], header.get("tail", False))
 
 
 def moved(features: Tensor, normals: Tensor) -> Tensor:
@@ -136,12 +144,11 @@ def expected(
     seed: int = 0,
     left: Tensor | None = None,
 ) -> Tensor:
-    """E softmax f, (n, c), for f = f̄ + Ψ̃w, (n, c), from Ψ̃ (n, c, k), with more variance (c,)."""
-    if left is not None and bool(left.any()):
-        # one more function of each output, or for a joint kernel of each output alone
-        more = left.sqrt()[:, None] if independent else left.sqrt().diag()
-        features = torch.cat([features, more.to(features).expand(len(mean), -1, -1)], 2)
+    """E softmax(f̄ + Ψ̃w), (n, c), from f̄ (n, c) and Ψ̃ (n, c, k), with more variance (c,)."""
     _, c, k = features.shape
-    normals = even_normals(draws, c * k if independent else k, seed)
-    normals = normals.reshape(draws, c, k) if independent else normals
-    return to_probabilities(mean + moved(features, normals)).mean(0)
+    sizes = [c * k if independent else k, 0 if left is None else c]
+    weights, own = even_normals(draws, sum(sizes), seed).split(sizes, 1)
+    found = mean + moved(features, weights.reshape(draws, c, k) if independent else weights)
+    if left is not None:
+        found += left.sqrt() * own[:, None].to(found)
+    return to_probabilities(found).mean(0)

@@ -114,6 +114,7 @@ class Iterates:
         self.annealed = copy.deepcopy(self.model)  # the network before its rate rises again
         self.seconds = {"recording": 0.0, "mean": 0.0}
         self.fitted: dict[str, Any] = {}
+        self.learnt_functions: Spectrum  # of SWA, as they are learnt: made with the posteriors
 
     def run(self) -> None:
         """Train; one that was interrupted goes on, and so do its records."""
@@ -177,9 +178,10 @@ class Iterates:
 
     def spectrum(self, gram: FeatureGram, mean: nn.Module) -> Spectrum:
         """The top functions of each output, learnt, with the exact eigenvalues."""
-        return self._exactly(self.functions(gram, mean), gram)
+        return self.with_exact_eigenvalues(self.functions(gram, mean), gram)
 
-    def _exactly(self, learnt: Spectrum, gram: FeatureGram) -> Spectrum:
+    def with_exact_eigenvalues(self, learnt: Spectrum, gram: FeatureGram) -> Spectrum:
+        """Functions of their own have a little less variance than the exact ones."""
         return learnt.with_eigenvalues(self._pairs(gram).eigenvalues[:, : learnt.k])
 
     def functions(self, gram: FeatureGram, mean: nn.Module) -> Spectrum:
@@ -228,7 +230,8 @@ class Iterates:
         s, x, moments = self.settings, self.images.train, self.train.weights
         gram = self.train.gram()
         average = self.average.model
-        self.own, self.seconds["NeuralEF"] = timed(self.functions, gram, average)
+        learnt, self.seconds["NeuralEF"] = timed(self.functions, gram, average)
+        self.learnt_functions = learnt
         published, self.seconds["NeuralEF, as published"] = timed(self.published, gram)
         swag = partial(SWAG, moments, x[: 5 * s.refresh], s.draws, seed=self.seed)
         self.fitted = {
@@ -237,7 +240,9 @@ class Iterates:
             "SWA": self.average,
             "SWAG": swag(),
             "SWAG, low rank": swag(diagonal=False),
-            "SWA + NeuralEF": TrajectoryPosterior(average, self._exactly(self.own, gram)),
+            "SWA + NeuralEF": TrajectoryPosterior(
+                average, self.with_exact_eigenvalues(learnt, gram)
+            ),
             "SWA + NeuralEF, as published": TrajectoryPosterior(average, published),
         }
         means = {"learnt mean": self.learnt} | ({"wide mean": self.wide()} if s.wide else {})
@@ -245,7 +250,9 @@ class Iterates:
             self.fitted[name] = MAP(mean)
             found = self.spectrum(gram, mean)
             self.fitted[f"{name} + NeuralEF"] = TrajectoryPosterior(mean, found)
-        self.fitted[f"{name} + NeuralEF + tail"] = TrajectoryPosterior(mean, found, tail=True)
+            if name == list(means)[-1]:  # the best
+                tailed = TrajectoryPosterior(mean, found, tail=True)
+                self.fitted[f"{name} + NeuralEF + tail"] = tailed
         return self.fitted
 
     def reference(self) -> dict[str, Tensor]:
@@ -264,7 +271,7 @@ class Iterates:
         values = self.test.values[: self.test.count].to(self.images.test.device).double()
         whole = float(values.var(0, correction=0).sum())
         with torch.no_grad():
-            learnt = self.own.features(self.images.test).double()
+            learnt = self.learnt_functions.features(self.images.test).double()
         shares = {"exact": self.exact()[1], "NeuralEF": learnt}
         return {name: float(found.square().sum()) / whole for name, found in shares.items()}
 

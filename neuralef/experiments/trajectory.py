@@ -137,14 +137,13 @@ def rates(run: Iterates) -> dict[str, float]:
 
 def storage(run: Iterates) -> dict[str, int]:
     """Bytes of each posterior, measured as files; those of M networks are M times the weights'."""
-    found: dict[str, int] = {}
     path = run.folder / "posterior.safetensors"
 
     def size(posterior: Any) -> int:
         posterior.save(path)
         return path.stat().st_size
 
-    found |= {name: size(run.fitted[name]) for name in ("SWA", "SWAG")}
+    found = {name: size(run.fitted[name]) for name in ("SWA", "SWAG")}
     for mean in ("SWA", "wide mean"):
         if mean in run.fitted:  # whose network a posterior leaves to its owner
             network, name = SWA(run.fitted[mean].model), f"{mean} + NeuralEF"

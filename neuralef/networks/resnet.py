@@ -96,7 +96,8 @@ class ResNet(nn.Module):
         """A network so many times as wide, with the same logits: one that can learn more.
 
         Every channel is there `factor` times; what reads it has a weight for each copy, different
-        ones with the same sum (T. Chen, I. Goodfellow and J. Shlens, "Net2Net", ICLR 2016).
+        ones with the same sum (T. Chen, I. Goodfellow and J. Shlens, "Net2Net", ICLR 2016). Beside
+        its tensors nothing is taken over: all parameters can be trained.
 
         >>> model, x = ResNet(depth=8, width=4, seed=0).eval(), torch.randn(2, 3, 32, 32)
         >>> torch.allclose(model.widened(seed=0)(x), model(x), atol=1e-5)
