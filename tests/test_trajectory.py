@@ -252,7 +252,7 @@ def test_functions_vary_as_the_kernel_says_and_travel_by_file(independent, tail,
 
 @pytest.mark.parametrize("outputs", ["independent", "joint", "one"])
 def test_a_tail_gives_back_the_variance_of_all_other_functions(outputs):
-    """On average over the points it is that of what was recorded, whatever k and the functions."""
+    """On average over the points it is that of what was recorded, however poor k functions are."""
     x = points(40)
     model, generator = network(), torch.Generator().manual_seed(0)
     model = nn.Sequential(*model, nn.Linear(3, 1).double()) if outputs == "one" else model

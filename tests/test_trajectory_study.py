@@ -48,6 +48,14 @@ def test_a_study_leaves_a_result_and_its_figures(study):
         assert (study.folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_rates_are_measured_however_few_images_there_are(study):
+    for seed in study.seeds:
+        found = seed["rates"]
+        assert found["ratio"] == pytest.approx(found["recorded"] / found["plain"])
+        assert min(found.values()) > 0
+        assert found["plain"] != found["recorded"]  # each by a clock of its own
+
+
 def test_a_result_read_from_its_file_has_all_that_tables_and_figures_need(study):
     result = read_result(study.folder)
     assert set(plots.trajectory_figures(result)) == FIGURES

@@ -36,9 +36,9 @@ def learn_mean(
     Start from averaged weights, `SWA.of(…).model`, whose function is near the mean, or from a wider
     network of the same function, `ResNet.widened`; batch statistics are kept. The points should be
     augmented as those of the training were. What falls is the mean squared error, or with
-    `loss="softmax"` the divergence KL(softmax(values) | softmax(outputs)). With `capture` a GPU
-    replays the steps, for models that never wait for the host. After each epoch
-    `callback(epochs done, mean loss in it)` is called.
+    `loss="softmax"` the divergence KL(softmax(values) | softmax(outputs)). With `capture` a GPU on
+    which the points lie, too, replays the steps, for models that never wait for the host. After
+    each epoch `callback(epochs done, mean loss in it)` is called.
 
     >>> model, x = nn.Linear(2, 3).eval(), torch.randn(64, 2)
     >>> taught = learn_mean(model, x, model(x) + 1, epochs=200, learning_rate=0.1)
@@ -143,11 +143,10 @@ def _divergence(outputs: Tensor, values: Tensor) -> Tensor:
     return nn.functional.kl_div(outputs, values, reduction="batchmean", log_target=True)
 
 
-def _squares(outputs: Tensor, values: Tensor) -> Tensor:
-    return nn.functional.mse_loss(outputs, values)
-
-
-LOSSES = {"squares": _squares, "softmax": _divergence}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "squares": nn.functional.mse_loss,
+    "softmax": _divergence,
+}
 
 
 def _loss(name: str, outputs: Tensor, values: Tensor) -> Tensor:

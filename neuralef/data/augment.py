@@ -41,7 +41,7 @@ def crop_and_flip(
 
 
 def blend(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """λ of each image and 1 − λ of another of them, λ uniform between 0 and 1.
+    """λ of each image and 1 − λ of one of them at random, λ uniform between 0 and 1.
 
     The images between two classes, of which a training set has few (H. Zhang et al., "mixup",
     ICLR 2018).

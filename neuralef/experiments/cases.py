@@ -21,7 +21,7 @@ from neuralef.networks import Pretrained, ResNet, SharedMLP, SharedResNet, Stack
 Report = Callable[[str], None]
 WEIGHT_DECAY = 1e-4  # of the paper's classifiers
 NOISE = 0.3  # of the moons
-WIDTH = 16  # of the classifiers; networks for their functions are twice as wide
+WIDTH = 16  # of the classifiers; networks for their functions are wider
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class Iterates:
         return self.with_exact_eigenvalues(self.functions(gram, mean), gram)
 
     def with_exact_eigenvalues(self, learnt: Spectrum, gram: FeatureGram) -> Spectrum:
-        """Functions of their own have a little less variance than the exact ones."""
+        """Learnt functions with the variance of the exact ones."""
         return learnt.with_eigenvalues(self._pairs(gram).eigenvalues[:, : learnt.k])
 
     def functions(self, gram: FeatureGram, mean: nn.Module) -> Spectrum:
@@ -250,7 +250,7 @@ class Iterates:
             self.fitted[name] = MAP(mean)
             found = self.spectrum(gram, mean)
             self.fitted[f"{name} + NeuralEF"] = TrajectoryPosterior(mean, found)
-            if name == list(means)[-1]:  # the best
+            if name == list(means)[-1]:  # the larger of two
                 tailed = TrajectoryPosterior(mean, found, tail=True)
                 self.fitted[f"{name} + NeuralEF + tail"] = tailed
         return self.fitted

@@ -115,7 +115,7 @@ def rates(run: Iterates) -> dict[str, float]:
     """Images a second: recorded, and by plain inference with the fastest size of batch."""
     # a copy, since refreshing the statistics would change the network that is judged
     x, model, found = run.images.train, copy.deepcopy(run.model), []
-    for size in (size for size in SIZES if size <= len(x)):
+    for size in [size for size in SIZES if size <= len(x)] or [len(x)]:
 
         def plain(size: int = size) -> None:
             with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
@@ -131,8 +131,7 @@ def rates(run: Iterates) -> dict[str, float]:
     )  # fmt: skip
     fresh.record()
     recorded = len(x) / min(timed(fresh.record)[1] for _ in range(3))
-    plainly = max(found, default=recorded)
-    return {"recorded": recorded, "plain": plainly, "ratio": recorded / plainly}
+    return {"recorded": recorded, "plain": max(found), "ratio": recorded / max(found)}
 
 
 def storage(run: Iterates) -> dict[str, int]:

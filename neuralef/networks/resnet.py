@@ -122,11 +122,11 @@ def _shared_out(value: Tensor, shape: torch.Size, generator: torch.Generator | N
     copies = shape[1] // value.shape[1] if value.ndim > 1 else 1
     if copies == 1:
         return value
-    shape = torch.Size([*value.shape[:2], copies, *value.shape[2:]])
-    noise = torch.randn(shape, generator=generator).to(value)
+    shared = value.unsqueeze(2).expand(-1, -1, copies, *value.shape[2:]) / copies
     # Weights that differ by noise of mean zero; they vary as those of a network of this width do.
+    noise = torch.randn(shared.shape, generator=generator).to(value)
     noise = (noise - noise.mean(2, keepdim=True)) * value.std() / math.sqrt(copies)
-    return (value.unsqueeze(2) / copies + noise).flatten(1, 2)
+    return (shared + noise).flatten(1, 2)
 
 
 @fx.wrap
