@@ -15,8 +15,10 @@ class Replayed:
 
     A step launches hundreds of small kernels, which cost far more to launch than to run. What is
     captured reads its rate and all else from tensors that stay where they are. Calls with another
-    number of points than the captured one are plain.
+    number of points, such as the last ones of an epoch, are plain: the largest is captured.
     """
+
+    index: Tensor  # the largest so far, of which the captured step reads
 
     def __init__(self, function: Callable[[Tensor], None], captured: bool) -> None:
         self.function, self.captured, self.done = function, captured, 0
@@ -24,20 +26,22 @@ class Replayed:
 
     def __call__(self, index: Tensor) -> None:
         """Do the step for these points."""
-        if self.graph is not None and index.shape == self.index.shape:
-            self.index.copy_(index)
-            self.graph.replay()
-        elif self.captured and self.graph is None and self.done >= WARM_UP:
-            self._capture(index)
-            assert self.graph is not None
-            self.graph.replay()  # capturing alone does nothing
-        else:
-            self.function(index)
-        self.done += 1
+        if not self.captured or self.done < WARM_UP or index.shape != self.index.shape:
+            return self._plainly(index)
+        self.index.copy_(index)
+        if self.graph is None:
+            self.graph = self._capture()  # which alone does nothing
+        return self.graph.replay()
 
-    def _capture(self, index: Tensor) -> None:
-        self.index = index.clone()
+    def _plainly(self, index: Tensor) -> None:
+        if self.done == 0 or (self.graph is None and len(index) > len(self.index)):
+            self.index = index.clone()
+        self.done += 1
+        self.function(index)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self.function(self.index)
+        return graph

@@ -71,6 +71,19 @@ def test_other_numbers_of_points_are_plain(graphs):
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize("first", [0, 2, 5])
+def test_the_usual_number_is_captured_wherever_the_short_last_batch_comes(graphs, first):
+    function, done = stepper(graphs)
+    step = Replayed(function, captured=True)
+    epochs = 4 * [*([[0, 1]] * 5), [2]]  # five batches of two points, one of one
+    for points in epochs[first:]:
+        step(torch.tensor(points))
+    assert len(graphs) == 1
+    assert all(len(points) == 2 for points in done["replayed"])
+    assert len(done["replayed"]) >= 20 - first - WARM_UP
+    assert len(done["plain"]) + len(done["replayed"]) == len(epochs) - first
+
+
 def test_nothing_is_captured_unless_asked(graphs):
     function, done = stepper(graphs)
     step = Replayed(function, captured=False)

@@ -1,0 +1,125 @@
+"""Tables of posteriors: of a user's model, and of the studies that compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from neuralef.tables.base import make_table, mean_of
+
+
+def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of every posterior, tuned on held-out points and by the evidence, and its times."""
+    config = result["config"]
+    columns = ("method", "NLL", "ECE", "AUROC", "NLL*", "AUROC*", "fit s", "× MAP")
+    for case, measured in result["measured"].items():
+        ways = measured["ways"]
+        usual = mean_of(ways["MAP"], "test_seconds")
+        rows = []
+        for name, seeds in ways.items():
+            evidence = [seed["evidence"] for seed in seeds if "evidence" in seed]
+            rows.append((
+                name, *_scores([seed["mean"] for seed in seeds], "nll", "ece", "auroc"),
+                *_scores(evidence, "nll", "auroc"),
+                f"{mean_of(seeds, 'fit_seconds'):.1f}",
+                f"{mean_of(seeds, 'test_seconds') / usual:.2f}",
+            ))  # fmt: skip
+            averaged = [seed["averaged"] for seed in seeds if "averaged" in seed]
+            if averaged:
+                found = _scores(averaged, "nll", "ece", "auroc")
+                rows.append(("  averaged", *found, "", "", "", ""))
+        yield make_table(
+            f"{case}: tuned on {config['held']} test points, scored on the others, mean of "
+            f"{config['folds']} folds", columns, rows,
+        )  # fmt: skip
+        chance = measured["attainable_ece"]
+        yield (
+            f"ECE of probabilities that are right: {chance['untuned']:.4f}, and tuned like these "
+            f"{chance['tuned']:.4f}"
+        )
+    yield (
+        "*: by the evidence alone; averaged: over all hyper-parameters that the held-out points "
+        "leave possible; AUROC: of foreign points by their predictive entropy"
+    )
+    cases = result["measured"].values()
+    missing = [name for name in config["rivals"] if any(name not in c["ways"] for c in cases)]
+    if missing:
+        yield (
+            f"left out: {', '.join(missing)}; they need laplace-torch, pip install "
+            "'neuralef\\[compare]'"
+        )
+
+
+def _scores(records: list[dict[str, float]], *keys: str) -> list[str]:
+    """Means of some scores, to four digits."""
+    return [f"{mean_of(records, key):.4f}" if records else "–" for key in keys]
+
+
+def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of every posterior of a training's iterates, clean and corrupted, and its storage."""
+    for case, measured in result["measured"].items():
+        seeds = measured["seeds"]
+        rows = [
+            (name, f"{100 * mean_of(found, 'accuracy'):.2f}", f"{mean_of(found, 'nll'):.4f}",
+             f"{mean_of(found, 'ece'):.4f}")
+            for name in seeds[0]["ways"]
+            if (found := [seed["ways"][name] for seed in seeds])
+        ]  # fmt: skip
+        yield make_table(f"{case}, mean of {len(seeds)} seeds", ("method", "%", "NLL", "ECE"), rows)
+        first, counts = seeds[0], ", ".join(str(seed["functions"]) for seed in seeds)
+        chance = mean_of(seeds, "attainable_ece")
+        yield f"ECE of probabilities that are right: {chance:.4f}; functions recorded: {counts}"
+        shares = {
+            name: mean_of([s["explained"] for s in seeds], name) for name in first["explained"]
+        }
+        told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        yield f"of their variance at the test images the top functions have: {told}"
+        kept = ", ".join(
+            f"{name} {size:,}" for name, size in first["storage"].items() if name != "one network"
+        )
+        yield f"bytes: {kept}"
+        yield (
+            f"recorded at {first['rates']['recorded']:,.0f} images a second, "
+            f"{first['rates']['ratio']:.2f} of plain inference"
+        )
+        for row in first.get("samples", ()):
+            told = ", ".join(f"{name} {way['nll']:.4f}" for name, way in row["ways"].items())
+            yield f"M = {row['samples']} functions in the kernel (means of all), NLL: {told}"
+        if "corruptions" in first:
+            yield from _corrupted(first["corruptions"])
+
+
+def _corrupted(found: dict[str, Any]) -> Iterator[Table | str]:
+    """Medians over the corruptions and all severities."""
+    rows = []
+    for name, corruptions in found["ways"].items():
+        scores = [score for severities in corruptions.values() for score in severities]
+        rows.append((name, *(f"{median(s[key] for s in scores):.4f}" for key in ("nll", "ece"))))
+    title = f"medians over corruptions, {found['source']}, {found['images']} images each"
+    yield make_table(title, ("method", "NLL", "ECE"), rows)
+    if found["left out"]:
+        yield f"left out, for want of its photographs: {', '.join(found['left out'])}"
+
+
+def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of a model and of its posterior."""
+    measured = result["measured"]
+    names = [name for name in ("model", "posterior") if name in measured]
+    keys = [
+        key for key in ("nll", "accuracy", "ece", "brier", "auroc", "aupr", "rmse", "mean_spread")
+        if key in measured["posterior"]
+    ]  # fmt: skip
+    rows = [(name, *(f"{measured[name][key]:.4f}" for key in keys)) for name in names]
+    columns = ["method", *(key.replace("_", " ") for key in keys)]
+    yield make_table(f"on {result['config']['test']}", columns, rows)
+    chosen = f"σ₀² = {measured['prior_variance']:.3g}, τ = {measured['temperature']:.3g}"
+    if measured["noise"] is not None:
+        chosen += f", noise σ² = {measured['noise']:.3g}"
+        held = dict(zip(measured["posterior"]["levels"], measured["posterior"]["coverage"],
+                        strict=True))  # fmt: skip
+        yield f"intervals that should hold 50 / 95 % hold {held[0.5]:.1%} / {held[0.95]:.1%}"
+    how = "the held-out points" if result["config"]["tune"] else "the evidence"
+    yield f"{chosen}, by {how}; fitted in {measured['fit_seconds']:.1f} s"
