@@ -54,8 +54,8 @@ FIGURES = {
 }
 TRUNKS = {
     "plane": ["distilled trunk: own"],
-    "checkpoint": ["distilled trunk: own", "distilled trunk: started from the model"],
-    "train": ["distilled trunk: own", "distilled trunk: started from the model"],
+    "checkpoint": ["distilled trunk: started from the model", "distilled trunk: own"],
+    "train": ["distilled trunk: started from the model", "distilled trunk: own"],
 }
 SHARED = {
     "exact": ("exact spectrum",),

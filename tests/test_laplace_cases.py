@@ -58,6 +58,19 @@ def test_images_are_cifars_and_foreign_ones_svhns(monkeypatch):
     assert not case.model.training
 
 
+def test_the_first_trunk_has_all_that_the_classifier_has_learnt(monkeypatch):
+    tiny(monkeypatch, "checkpoint")
+    model = ResNet(8, 2, seed=0)
+    case = image_case(model, Plan("checkpoint", 30, 24), None, "cpu")
+    trunk = next(iter(case.trunks.values()))(4, False, 0).eval()
+    assert trunk(case.x).shape == (30, 10, 4)
+    # with the classifier's own last layer in the place of its heads it is the classifier
+    wide = model.widened(2, seed=0).eval()
+    trunk.network.fc = wide.fc
+    assert trunk.network.conv1.weight.shape[0] == 4
+    torch.testing.assert_close(trunk.network(case.x), model(case.x))
+
+
 @pytest.mark.parametrize(("depth", "width"), [(8, 2), (14, 3)])
 def test_a_state_dict_tells_the_depth_and_the_width(tmp_path, depth, width):
     path, saved = tmp_path / "weights.pt", ResNet(depth, width, outputs=10, seed=5)
@@ -152,6 +165,19 @@ def test_the_tail_makes_do_with_the_functions_there_are(monkeypatch):
     assert list(exact) == ["exact, k = 6", "exact, k = 6, with tail"]
     for way in exact.values():
         assert way.build(0).spectrum.k == 4
+
+
+def test_a_preset_may_leave_out_what_is_distilled():
+    model = nn.Linear(1, 2).eval()
+    x, labels = torch.randn(3, 1), torch.tensor([0, 1, 0])
+    case = Case(model, x, labels, x, labels, x, {"own": None}, None, cases.jitter)
+    bench = Bench(case, SETTINGS, 0, lambda line: None)
+    with_them, without = (
+        [name for name, _ in laplace.ways(bench, dataclasses.replace(PLANE, distilled=choice))]
+        for choice in (True, False)
+    )
+    assert "distilled head" in with_them
+    assert without == [name for name in with_them if not name.startswith("distilled")]
 
 
 def test_chance_alone_leaves_an_ece_that_falls_with_the_number_of_points():

@@ -112,21 +112,23 @@ def image_case(model: ResNet, plan: Plan, data: str | None, device: str) -> Case
     model = model.to(device).eval()
     outputs = model.outputs
 
-    def trunk(functions: int, normalize: bool, seed: int) -> nn.Module:
+    def started(functions: int, normalize: bool, seed: int) -> nn.Module:
+        return Pretrained(
+            model.widened(2, seed=seed), functions, outputs, normalize=normalize, seed=seed
+        )
+
+    def fresh(functions: int, normalize: bool, seed: int) -> nn.Module:
         # as wide as three times the test time of a ResNet-20 allows
         return SharedResNet(
             functions, 20, 3 * WIDTH, outputs=outputs, normalize=normalize, seed=seed
         )
-
-    def started(functions: int, normalize: bool, seed: int) -> nn.Module:
-        return Pretrained(model, functions, outputs, normalize=normalize, seed=seed)
 
     def published(functions: int, normalize: bool, seed: int) -> nn.Module:
         return StackedResNet(
             functions, 20, 2 * WIDTH, outputs=outputs, normalize=normalize, seed=seed
         )
 
-    trunks: dict[str, MakeNetwork] = {"own": trunk, "started from the model": started}
+    trunks: dict[str, MakeNetwork] = {"started from the model": started, "own": fresh}
     return Case(model, x, y, test, test_y, outside, trunks, published, crop_and_flip)
 
 

@@ -61,7 +61,7 @@ PRESETS = {
             precision="bfloat16",
         ),
         exact=(10, 128), rivals=("last-layer", "diagonal", "kfac"), rival_seconds=600.0,
-        seeds=1, folds=10, held=1000,
+        seeds=1, folds=10, held=1000, distilled=False,
     ),
 }  # fmt: skip
 

@@ -32,6 +32,7 @@ class Preset:
     seeds: int
     folds: int
     held: int
+    distilled: bool = True  # whether networks are also taught exact functions
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def learnt(bench: Bench, preset: Preset) -> Iterator[tuple[str, Way]]:
     yield "NeuralEF head", Way(head, ("features",), preset.seeds)
     own = partial(trained, trunk, s.trunk_k, s.steps)
     yield "NeuralEF trunk", Way(own, ("features",), preset.seeds)
+    if not preset.distilled:
+        return
     lessons = ("teacher", "lessons")
     yield "distilled head", Way(partial(taught, bench.head, s.head_steps), lessons)
     for name, make in case.trunks.items():
