@@ -14,9 +14,9 @@ from torch import nn
 from truth import points
 
 import neuralef as nef
-from neuralef.bayes import LinearizedLaplace, laplace_torch
+from neuralef.bayes import LinearizedLaplace, laplace_backend, laplace_torch
 from neuralef.bayes.baselines import MAP, TemperatureScaling
-from neuralef.bayes.laplace_torch import METHODS, LaplaceTorch
+from neuralef.bayes.laplace_torch import MANY_PRIORS, METHODS, LaplaceTorch
 from neuralef.metrics import nll
 
 PRECISION = 1 / 0.7
@@ -188,6 +188,20 @@ def test_inducing_points():
     torch.testing.assert_close(found.predict(new).covariance, prior)
 
 
+@pytest.mark.parametrize("precision", [1e-6, 1e-2, 1.0, 1e4])
+@pytest.mark.parametrize("method", MANY_PRIORS)
+@pytest.mark.parametrize("kind", ["mlp", "resnet"])
+def test_covariances_of_many_priors_are_those_of_laplace_torch(kind, method, precision):
+    model, x, y = resnet() if kind == "resnet" else (mlp(), points(60), labels(60))
+    found = rival(model.double(), method, prior_precision=PRECISION).fit([(x.double(), y)])
+    posterior = found._posterior
+    new, _ = posterior.backend.jacobians(1.5 * x[:7].double())
+    truth = found._covariance(new, precision)
+    other, fast = MANY_PRIORS[method](posterior).covariances(new, [7.0, precision])
+    torch.testing.assert_close(fast, truth, rtol=1e-8, atol=1e-8 * float(truth.abs().max()))
+    assert not torch.allclose(other, truth, rtol=1e-3)
+
+
 @methods
 def test_each_method_runs_on_a_network_with_batch_norms(method):
     model, x, y = resnet()
@@ -306,7 +320,8 @@ def test_training_ends_when_its_time_is_over(monkeypatch):
     through = rival(model, "valla", batch_size=20, iterations=6).fit([(x, y)])
     assert (through.complete_, through.epochs_) == (True, 2.0)
     clock = SimpleNamespace(monotonic=count().__next__)  # a second passes whenever it is asked
-    monkeypatch.setattr(laplace_torch, "time", clock)
+    for module in (laplace_torch, laplace_backend):
+        monkeypatch.setattr(module, "time", clock)
     stopped = rival(model, "valla", batch_size=20, iterations=10**6, seconds=12).fit([(x, y)])
     assert not stopped.complete_
     assert 2 < stopped.epochs_ < 4

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from neuralef.bayes.baselines import MAP
+from neuralef.bayes.laplace_backend import Inducing, Kronecker, Rows, backend
 from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.predictive import even_normals, to_probabilities
 from neuralef.bayes.tuning import minimise
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.metrics import nll
 from neuralef.networks.folding import fold_batch_norm
-from neuralef.networks.precision import differentiable
 from neuralef.networks.tangent import JACOBIAN_CHUNK, Tangent
 from neuralef.networks.trial import device_kind
 from neuralef.points import Points
@@ -35,6 +34,8 @@ METHODS = {  # whose weights laplace-torch treats, and how
     "last-layer": ("last_layer", "full"), "diagonal": ("all", "diag"), "kfac": ("all", "kron"),
     "full": ("all", "full"), "ella": ("all", "gp"), "valla": ("all", "gp"),
 }  # fmt: skip
+# whose covariances are made for many priors faster than for one after another
+MANY_PRIORS: dict[str, type[Kronecker | Inducing]] = {"kfac": Kronecker, "valla": Inducing}
 
 
 class LaplaceTorch(MAP):
@@ -104,9 +105,9 @@ class LaplaceTorch(MAP):
         self.prior_precision_, self.temperature_ = self.prior_precision or 1.0, 1.0
         self._posterior = self._make(network, len(x))
         if self.method == "valla":
-            self._train(_Rows(x, y))
+            self._train(Rows(x, y))
         else:
-            self._posterior.fit(DataLoader(_Rows(x, y), self._at_once, collate_fn=tuple))
+            self._posterior.fit(DataLoader(Rows(x, y), self._at_once, collate_fn=tuple))
         if tune is not None:
             return self.tune(tune)
         if self.method != "valla" and not given:  # it has learned δ with the rest
@@ -120,7 +121,7 @@ class LaplaceTorch(MAP):
         from laplace import Laplace
 
         settings: dict[str, Any] = {"prior_precision": self.prior_precision_}
-        settings["backend"] = _backend(None if self.method == "last-layer" else Tangent(network))
+        settings["backend"] = backend(None if self.method == "last-layer" else Tangent(network))
         if self.method == "ella":
             settings |= {"functional_approximation": "nystrom", "seed": self.seed}
             settings |= {"subsample_size": min(2000, n), "n_eigenvalues": 20}
@@ -129,7 +130,7 @@ class LaplaceTorch(MAP):
             settings |= {"inducing_locations": "random", "num_inducing": min(100, n)}
         return Laplace(network, "classification", *METHODS[self.method], **settings | self.options)
 
-    def _train(self, rows: _Rows) -> None:
+    def _train(self, rows: Rows) -> None:
         """Descend VaLLA's objective until its iterations or its seconds are over."""
         batches: DataLoader = DataLoader(
             rows, self.batch_size or min(self._at_once, 100), shuffle=True, collate_fn=tuple,
@@ -181,20 +182,26 @@ class LaplaceTorch(MAP):
         if self._posterior is None:
             raise ValueError("call fit(loader) first")
         way = "last_layer_jacobians" if self.method == "last-layer" else "jacobians"
+        covariances = self._covariances
+        if self.method in MANY_PRIORS:
+            covariances = MANY_PRIORS[self.method](self._posterior).covariances
         means, parts = [], []
         for points in x.split(self._at_once):
             jacobians, mean = getattr(self._posterior.backend, way)(points)
             means.append(mean.double())
-            parts.append([self._covariance(jacobians, value) for value in prior_precisions])
+            parts.append([part.double() for part in covariances(jacobians, prior_precisions)])
         mean = torch.cat(means)
         return [Gaussian(mean, torch.cat(blocks)) for blocks in zip(*parts, strict=True)]
+
+    def _covariances(self, jacobians: Tensor, prior_precisions: Sequence[float]) -> list[Tensor]:
+        return [self._covariance(jacobians, value) for value in prior_precisions]
 
     def _covariance(self, jacobians: Tensor, prior_precision: float) -> Tensor:
         self._posterior.prior_precision = prior_precision
         try:
-            return self._posterior.functional_variance(jacobians).double()
+            return self._posterior.functional_variance(jacobians)
         except torch.linalg.LinAlgError:
-            return (jacobians @ jacobians.mT).double() * math.nan
+            return (jacobians @ jacobians.mT) * math.nan
 
     def predict(self, x: Points) -> Gaussian:
         """The outputs of the model with their posterior covariance."""
@@ -255,42 +262,3 @@ class Lazy:
         self.known.update(zip(new, self.make(new) if new else [], strict=True))
         found = [self.known[value] for value in prior_precisions]
         return [Gaussian(some.mean[self.index], some.covariance[self.index]) for some in found]
-
-
-def _backend(tangent: Any) -> type:
-    """The curvature by curvlinops, with Jacobians whose cost is linear in the number of points."""
-    from laplace.curvature import CurvlinopsGGN, GGNInterface
-
-    class Backend(CurvlinopsGGN):
-        full = GGNInterface.full  # curvlinops' passes through the network for each parameter
-
-        def jacobians(self, x: Tensor, enable_backprop: bool = False) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                return tangent.jacobian(x), self.model(x)
-
-        def selected_output_jacobians(
-            self, x: Tensor, outputs: Tensor, enable_backprop: bool = False
-        ) -> tuple[Tensor, Tensor]:
-            """Of one output a point, (n, 1, p), differentiable in the points."""
-            values = self.model(x).detach()
-            picks = nn.functional.one_hot(outputs, values.shape[1]).to(values)
-
-            def one(weights: dict[str, Tensor], point: Tensor, pick: Tensor) -> Tensor:
-                return tangent.values(weights, point[None])[0] @ pick
-
-            with differentiable():
-                parts = vmap(grad(one), in_dims=(None, 0, 0))(tangent.weights(), x, picks)
-            return torch.cat([part.flatten(1) for part in parts.values()], dim=1)[:, None], values
-
-    return Backend
-
-
-class _Rows(TensorDataset):
-    """Points and labels, taken a batch at a time and not one by one, until time is up."""
-
-    end = math.inf
-
-    def __getitems__(self, index: list[int]) -> tuple[Tensor, ...]:
-        if time.monotonic() > self.end:
-            raise TimeoutError("no step was made in the seconds given: give more")
-        return self[index]

@@ -1,0 +1,106 @@
+"""What laplace-torch is given and asked for: Jacobians, batches, and covariances of many priors."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.utils.data import TensorDataset
+
+from neuralef.linalg import descending_eigh
+from neuralef.networks.precision import differentiable
+
+
+def backend(tangent: Any) -> type:
+    """The curvature by curvlinops, with Jacobians whose cost is linear in the number of points."""
+    from laplace.curvature import CurvlinopsGGN, GGNInterface
+
+    class Backend(CurvlinopsGGN):
+        full = GGNInterface.full  # curvlinops' passes through the network for each parameter
+
+        def jacobians(self, x: Tensor, enable_backprop: bool = False) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                return tangent.jacobian(x), self.model(x)
+
+        def selected_output_jacobians(
+            self, x: Tensor, outputs: Tensor, enable_backprop: bool = False
+        ) -> tuple[Tensor, Tensor]:
+            """Of one output a point, (n, 1, p), differentiable in the points."""
+            values = self.model(x).detach()
+            picks = nn.functional.one_hot(outputs, values.shape[1]).to(values)
+
+            def one(weights: dict[str, Tensor], point: Tensor, pick: Tensor) -> Tensor:
+                return tangent.values(weights, point[None])[0] @ pick
+
+            with differentiable():
+                parts = vmap(grad(one), in_dims=(None, 0, 0))(tangent.weights(), x, picks)
+            return torch.cat([part.flatten(1) for part in parts.values()], dim=1)[:, None], values
+
+    return Backend
+
+
+class Rows(TensorDataset):
+    """Points and labels, taken a batch at a time and not one by one, until time is up."""
+
+    end = math.inf
+
+    def __getitems__(self, index: list[int]) -> tuple[Tensor, ...]:
+        if time.monotonic() > self.end:
+            raise TimeoutError("no step was made in the seconds given: give more")
+        return self[index]
+
+
+class Kronecker:
+    """The covariances J (H + δI)⁻¹ Jᵀ by Kronecker factors, for many prior precisions δ at once.
+
+    laplace-torch turns J into the basis of the factors and back for every δ.
+    """
+
+    def __init__(self, posterior: Any) -> None:
+        kron = posterior.H * posterior._H_factor
+        self.bases = kron.eigenvectors
+        values = [torch.outer(*v) if len(v) == 2 else v[0] for v in kron.eigenvalues]
+        self.values = torch.cat([value.flatten() for value in values])
+
+    def covariances(self, jacobians: Tensor, prior_precisions: Sequence[float]) -> list[Tensor]:
+        """(n, c, c) for each prior precision, of Jacobians (n, c, p)."""
+        sizes = [math.prod(len(basis) for basis in bases) for bases in self.bases]
+        parts = jacobians.split(sizes, dim=2)
+        turned = torch.cat([_turn(p, b) for p, b in zip(parts, self.bases, strict=True)], 2)
+        return [(turned / (self.values + value)) @ turned.mT for value in prior_precisions]
+
+
+def _turn(part: Tensor, bases: Sequence[Tensor]) -> Tensor:
+    """Rows (n, c, p) in the basis of one layer, p = p₁p₂ if it has two factors."""
+    if len(bases) == 1:
+        return part @ bases[0]
+    rows = part.unflatten(2, (len(bases[0]), len(bases[1])))
+    return (bases[0].mT @ rows @ bases[1]).flatten(2)
+
+
+class Inducing:
+    """The covariances of VaLLA, for many prior precisions δ at once.
+
+    They are (JJᵀ − JAᵀ(AAᵀ + δI)⁻¹AJᵀ)/δ, A = LᵀJ_z with its factor L and its inducing points z.
+    laplace-torch makes J_z and a decomposition of A anew for every δ and every batch.
+    """
+
+    def __init__(self, posterior: Any) -> None:
+        factor = posterior._factor_matrix().double()
+        rows = factor.mT @ posterior._inducing_jacobians().double()
+        values, vectors = descending_eigh((rows @ rows.mT)[None])
+        self.values, self.directions = values[0].clamp_min(0), vectors[0].mT @ rows
+
+    def covariances(self, jacobians: Tensor, prior_precisions: Sequence[float]) -> list[Tensor]:
+        """(n, c, c) for each prior precision, of Jacobians (n, c, p)."""
+        jacobians = jacobians.double()
+        prior, known = jacobians @ jacobians.mT, jacobians @ self.directions.mT
+        return [
+            (prior - (known / (self.values + value)) @ known.mT) / value
+            for value in prior_precisions
+        ]
