@@ -15,7 +15,7 @@ class Replayed:
 
     A step launches hundreds of small kernels, which cost far more to launch than to run. What is
     captured reads its rate and all else from tensors that stay where they are. Calls with another
-    number of points, such as the last ones of an epoch, are plain: the largest is captured.
+    number of points are plain: the largest of the first ones is captured, not the short last one.
     """
 
     index: Tensor  # the largest so far, of which the captured step reads

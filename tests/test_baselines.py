@@ -202,6 +202,24 @@ def test_covariances_of_many_priors_are_those_of_laplace_torch(kind, method, pre
     assert not torch.allclose(other, truth, rtol=1e-3)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("method", MANY_PRIORS)
+def test_many_priors_lose_no_digits_of_small_covariances(method, scale):
+    """Of inputs so large that the data know nearly all, in float32; more inducing than weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
+    x, new = scale * torch.randn(150, 2), scale * torch.randn(50, 2)
+    options = {"num_inducing": 100} if method == "valla" else {}
+    found = rival(model, method, prior_precision=1.0, **options).fit([(x, labels(150))])
+    new, _ = found._posterior.backend.jacobians(new)
+    for precision in (1e-6, 1e2):
+        truth = found._covariance(new, precision).double()
+        (fast,) = MANY_PRIORS[method](found._posterior).covariances(new, [precision])
+        size = truth.diagonal(dim1=1, dim2=2).amax(1)[:, None, None]
+        assert float(((fast - truth) / size).abs().max()) < 1e-3
+        assert float(fast.diagonal(dim1=1, dim2=2).min()) >= 0
+
+
 @methods
 def test_each_method_runs_on_a_network_with_batch_norms(method):
     model, x, y = resnet()
@@ -297,7 +315,7 @@ def test_folds_are_tuned_on_outputs_at_hand(kind, monkeypatch):
     again = found.tune_on(outputs[some], y[some]).probabilities(outputs[rest])
     torch.testing.assert_close(again, p)
     if kind not in (MAP, TemperatureScaling):  # what one fold asked for is known to the next
-        monkeypatch.setattr(found._posterior, "functional_variance", None)
+        monkeypatch.setattr(found._posterior.backend, "jacobians", None)
         assert torch.equal(
             found.tune_on(outputs[some], y[some]).probabilities(outputs[rest]), again
         )
@@ -337,6 +355,10 @@ def test_a_covariance_that_cannot_be_is_said():
     assert bool(found.gaussians(x[:3], [1e-12])[0].covariance.isnan().all())
     with pytest.raises(ValueError, match="pass a larger one"):
         found.predict(x[:3])
+    diverged = rival(model, "valla", prior_precision=1.0).fit([(points(60).float(), labels(60))])
+    diverged._posterior.L.data.fill_(math.nan)
+    with pytest.raises(ValueError, match="pass a larger one"):
+        diverged.predict(x[:3])
 
 
 @pytest.mark.parametrize("kind", [MAP, TemperatureScaling, lambda model: rival(model, "kfac")])

@@ -35,6 +35,16 @@ def test_docstring_examples(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
+def test_every_folder_of_the_package_is_installed():
+    """Tests run from the repository, and would not miss one."""
+    (listed,) = re.findall(
+        r"^packages = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.S | re.M
+    )
+    folders = [path.parent for path in (ROOT / "neuralef").rglob("__init__.py")]
+    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert set(re.findall(r'"(.+?)"', listed)) == names | {"neuralef.benchmarks"}
+
+
 @pytest.mark.parametrize("thing", PUBLIC, ids=lambda thing: thing.__name__)
 def test_public_names_are_documented(thing):
     assert thing.__doc__

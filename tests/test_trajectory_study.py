@@ -66,7 +66,7 @@ def test_a_result_read_from_its_file_has_all_that_tables_and_figures_need(study)
     assert f"{CASE}, mean of 2 seeds" in text
     assert f"SWAG {study.seeds[0]['storage']['SWAG']:,}" in text
     assert "functions recorded: 6, 3" in text
-    assert "M = 3 functions in the kernel (means of all), NLL" in text
+    assert "M = 3 functions in the kernel (learnt means of all), NLL" in text
     assert "regenerated, 4 images each" in " ".join(text.split())
     assert "left out, for want of its photographs: frost" in text
 

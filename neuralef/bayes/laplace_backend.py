@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils.data import TensorDataset
 
-from neuralef.linalg import descending_eigh
 from neuralef.networks.precision import differentiable
 
 
@@ -86,21 +85,30 @@ def _turn(part: Tensor, bases: Sequence[Tensor]) -> Tensor:
 class Inducing:
     """The covariances of VaLLA, for many prior precisions δ at once.
 
-    They are (JJᵀ − JAᵀ(AAᵀ + δI)⁻¹AJᵀ)/δ, A = LᵀJ_z with its factor L and its inducing points z.
-    laplace-torch makes J_z and a decomposition of A anew for every δ and every batch.
+    They are J(AᵀA + δI)⁻¹Jᵀ, A = LᵀJ_z = USVᵀ with its factor L and its inducing points z: with K
+    = JV and the rest R = J − KVᵀ, which no subtraction of large numbers spoils,
+    K(S² + δI)⁻¹Kᵀ + RRᵀ/δ. laplace-torch makes J_z and a decomposition of A anew for every δ and
+    every batch.
     """
 
     def __init__(self, posterior: Any) -> None:
         factor = posterior._factor_matrix().double()
-        rows = factor.mT @ posterior._inducing_jacobians().double()
-        values, vectors = descending_eigh((rows @ rows.mT)[None])
-        self.values, self.directions = values[0].clamp_min(0), vectors[0].mT @ rows
+        columns = posterior._inducing_jacobians().double().mT @ factor
+        basis, triangle = torch.linalg.qr(columns)
+        if not bool(triangle.isfinite().all()):  # of a training that diverged
+            triangle = torch.full_like(triangle, torch.nan)
+            self.squares, self.directions = triangle[0], basis * torch.nan
+            return
+        left, values, _ = torch.linalg.svd(triangle)
+        self.squares, self.directions = values.square(), basis @ left
 
     def covariances(self, jacobians: Tensor, prior_precisions: Sequence[float]) -> list[Tensor]:
         """(n, c, c) for each prior precision, of Jacobians (n, c, p)."""
         jacobians = jacobians.double()
-        prior, known = jacobians @ jacobians.mT, jacobians @ self.directions.mT
+        known = jacobians @ self.directions
+        rest = jacobians - known @ self.directions.mT
+        unknown = rest @ rest.mT
         return [
-            (prior - (known / (self.values + value)) @ known.mT) / value
+            (known / (self.squares + value)) @ known.mT + unknown / value
             for value in prior_precisions
         ]

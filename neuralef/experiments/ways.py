@@ -96,8 +96,8 @@ def learnt(bench: Bench, preset: Preset) -> Iterator[tuple[str, Way]]:
     trunk = next(iter(case.trunks.values()))
     head = partial(trained, bench.head, s.k, s.head_steps)
     yield "NeuralEF head", Way(head, ("features",), preset.seeds)
-    own = partial(trained, trunk, s.trunk_k, s.steps)
-    yield "NeuralEF trunk", Way(own, ("features",), preset.seeds)
+    whole = partial(trained, trunk, s.trunk_k, s.steps)
+    yield "NeuralEF trunk", Way(whole, ("features",), preset.seeds)
     if not preset.distilled:
         return
     lessons = ("teacher", "lessons")

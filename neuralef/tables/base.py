@@ -41,5 +41,5 @@ def mean_of(records: list[dict[str, Any]], key: str) -> float:
 def spread(values: list[float], scale: float = 1.0) -> str:
     """Mean ± standard deviation."""
     mean = sum(values) / len(values)
-    spread = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
-    return f"{scale * mean:.3g} ± {scale * spread:.2g}"
+    deviation = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
+    return f"{scale * mean:.3g} ± {scale * deviation:.2g}"

@@ -87,7 +87,7 @@ def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
         )
         for row in first.get("samples", ()):
             told = ", ".join(f"{name} {way['nll']:.4f}" for name, way in row["ways"].items())
-            yield f"M = {row['samples']} functions in the kernel (means of all), NLL: {told}"
+            yield f"M = {row['samples']} functions in the kernel (learnt means of all), NLL: {told}"
         if "corruptions" in first:
             yield from _corrupted(first["corruptions"])
 
