@@ -9,60 +9,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from models import dense_jacobian, shaken
+from laplace_rivals import PRECISION, data, labels, mlp, resnet, rival, trained
+from models import dense_jacobian
 from torch import nn
 from truth import points
 
 import neuralef as nef
 from neuralef.bayes import LinearizedLaplace, laplace_backend, laplace_torch
 from neuralef.bayes.baselines import MAP, TemperatureScaling
-from neuralef.bayes.laplace_torch import MANY_PRIORS, METHODS, LaplaceTorch
+from neuralef.bayes.laplace_torch import METHODS, LaplaceTorch
 from neuralef.metrics import nll
 
-PRECISION = 1 / 0.7
-SMALL = {  # settings for few points
-    "ella": {"subsample_size": 20, "n_eigenvalues": 5},
-    "valla": {"num_inducing": 4, "iterations": 3},
-}
 methods = pytest.mark.parametrize("method", METHODS)
-
-
-def mlp(outputs=3, seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, outputs)).double().eval()
-
-
-def labels(n, classes=3):
-    return torch.arange(n) % classes
-
-
-def data(n, seed=0):
-    """Points, and labels that they tell in part."""
-    x = points(n, seed=seed)
-    torch.manual_seed(seed)
-    return x, torch.distributions.Categorical(logits=x @ points(2, 3, seed=9)).sample()
-
-
-def trained():
-    model, (x, y) = mlp(), data(200)
-    optimizer = torch.optim.Adam(model.parameters(), 0.05)
-    for _ in range(100):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return model
-
-
-def resnet():
-    """A ResNet with batch norms that do something, and images for it."""
-    model = shaken(nef.networks.ResNet(8, 2, outputs=3, seed=0)).float()
-    images = points(24, 3 * 64, dtype=torch.float32).reshape(24, 3, 8, 8)
-    return model, images, labels(24)
-
-
-def rival(model, method, **settings):
-    pytest.importorskip("laplace")
-    return LaplaceTorch(model, method, **SMALL.get(method, {}) | settings)
 
 
 def test_the_model_itself():
@@ -188,38 +146,6 @@ def test_inducing_points():
     torch.testing.assert_close(found.predict(new).covariance, prior)
 
 
-@pytest.mark.parametrize("precision", [1e-6, 1e-2, 1.0, 1e4])
-@pytest.mark.parametrize("method", MANY_PRIORS)
-@pytest.mark.parametrize("kind", ["mlp", "resnet"])
-def test_covariances_of_many_priors_are_those_of_laplace_torch(kind, method, precision):
-    model, x, y = resnet() if kind == "resnet" else (mlp(), points(60), labels(60))
-    found = rival(model.double(), method, prior_precision=PRECISION).fit([(x.double(), y)])
-    posterior = found._posterior
-    new, _ = posterior.backend.jacobians(1.5 * x[:7].double())
-    truth = found._covariance(new, precision)
-    other, fast = MANY_PRIORS[method](posterior).covariances(new, [7.0, precision])
-    torch.testing.assert_close(fast, truth, rtol=1e-8, atol=1e-8 * float(truth.abs().max()))
-    assert not torch.allclose(other, truth, rtol=1e-3)
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e4])
-@pytest.mark.parametrize("method", MANY_PRIORS)
-def test_many_priors_lose_no_digits_of_small_covariances(method, scale):
-    """Of inputs so large that the data know nearly all, in float32; more inducing than weights."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
-    x, new = scale * torch.randn(150, 2), scale * torch.randn(50, 2)
-    options = {"num_inducing": 100} if method == "valla" else {}
-    found = rival(model, method, prior_precision=1.0, **options).fit([(x, labels(150))])
-    new, _ = found._posterior.backend.jacobians(new)
-    for precision in (1e-6, 1e2):
-        truth = found._covariance(new, precision).double()
-        (fast,) = MANY_PRIORS[method](found._posterior).covariances(new, [precision])
-        size = truth.diagonal(dim1=1, dim2=2).amax(1)[:, None, None]
-        assert float(((fast - truth) / size).abs().max()) < 1e-3
-        assert float(fast.diagonal(dim1=1, dim2=2).min()) >= 0
-
-
 @methods
 def test_each_method_runs_on_a_network_with_batch_norms(method):
     model, x, y = resnet()
@@ -293,17 +219,6 @@ def test_the_evidence_is_no_less_than_where_laplace_torch_descends_to(method):
     assert ours >= float(posterior.log_marginal_likelihood()) - 1e-6
 
 
-def test_a_grid_of_priors_is_each_prior_by_itself():
-    model, (x, y), new = trained(), data(60), points(7, seed=1)
-    grid = [0.1, 1.0, 30.0]
-    together = rival(model, "kfac").fit([(x, y)]).gaussians(new, grid)
-    for value, found in zip(grid, together, strict=True):
-        alone = rival(model, "kfac", prior_precision=value).fit([(x, y)], tune=[(x, y)])
-        assert alone.prior_precision_ == value  # what is given stays
-        alone = alone.predict(new)
-        torch.testing.assert_close(found.covariance, alone.covariance)
-
-
 @pytest.mark.parametrize("kind", [MAP, TemperatureScaling, lambda model: rival(model, "kfac")])
 def test_folds_are_tuned_on_outputs_at_hand(kind, monkeypatch):
     (new, y), some, rest = data(90, seed=3), torch.arange(0, 90, 3), torch.tensor([1, 2, 7])
@@ -355,10 +270,6 @@ def test_a_covariance_that_cannot_be_is_said():
     assert bool(found.gaussians(x[:3], [1e-12])[0].covariance.isnan().all())
     with pytest.raises(ValueError, match="pass a larger one"):
         found.predict(x[:3])
-    diverged = rival(model, "valla", prior_precision=1.0).fit([(points(60).float(), labels(60))])
-    diverged._posterior.L.data.fill_(math.nan)
-    with pytest.raises(ValueError, match="pass a larger one"):
-        diverged.predict(x[:3])
 
 
 @pytest.mark.parametrize("kind", [MAP, TemperatureScaling, lambda model: rival(model, "kfac")])

@@ -85,10 +85,10 @@ def _turn(part: Tensor, bases: Sequence[Tensor]) -> Tensor:
 class Inducing:
     """The covariances of VaLLA, for many prior precisions δ at once.
 
-    They are J(AᵀA + δI)⁻¹Jᵀ, A = LᵀJ_z = USVᵀ with its factor L and its inducing points z: with K
-    = JV and the rest R = J − KVᵀ, which no subtraction of large numbers spoils,
-    K(S² + δI)⁻¹Kᵀ + RRᵀ/δ. laplace-torch makes J_z and a decomposition of A anew for every δ and
-    every batch.
+    They are J(AᵀA + δI)⁻¹Jᵀ, A = LᵀJ_z = USVᵀ, with its factor L and the Jacobian J_z of its
+    inducing points: K(S² + δI)⁻¹Kᵀ + RRᵀ/δ, where K = JV and R = J − KVᵀ. Nothing large is
+    subtracted after the squares are taken. laplace-torch makes J_z and a decomposition of A anew
+    for every δ and every batch.
     """
 
     def __init__(self, posterior: Any) -> None:
@@ -96,8 +96,7 @@ class Inducing:
         columns = posterior._inducing_jacobians().double().mT @ factor
         basis, triangle = torch.linalg.qr(columns)
         if not bool(triangle.isfinite().all()):  # of a training that diverged
-            triangle = torch.full_like(triangle, torch.nan)
-            self.squares, self.directions = triangle[0], basis * torch.nan
+            self.squares, self.directions = basis[0] * torch.nan, basis * torch.nan
             return
         left, values, _ = torch.linalg.svd(triangle)
         self.squares, self.directions = values.square(), basis @ left

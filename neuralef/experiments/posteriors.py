@@ -36,7 +36,7 @@ class Case:
     test: Tensor
     test_labels: Tensor
     outside: Tensor
-    trunks: dict[str, MakeNetwork]  # for as many functions as are asked for; the first is ours
+    trunks: dict[str, MakeNetwork]  # for so many functions; NeuralEF trains the first
     published: MakeNetwork  # as the paper has it, a network a function
     augment: Augment
 

@@ -1,0 +1,64 @@
+"""Covariances of laplace-torch's posteriors for many priors at once, against one by one."""
+
+import math
+
+import pytest
+import torch
+from laplace_rivals import PRECISION, data, labels, mlp, resnet, rival, trained
+from torch import nn
+from truth import points
+
+from neuralef.bayes.laplace_torch import MANY_PRIORS
+
+
+@pytest.mark.parametrize("precision", [1e-6, 1e-2, 1.0, 1e4])
+@pytest.mark.parametrize("method", MANY_PRIORS)
+@pytest.mark.parametrize("kind", ["mlp", "resnet"])
+def test_covariances_of_many_priors_are_those_of_laplace_torch(kind, method, precision):
+    model, x, y = resnet() if kind == "resnet" else (mlp(), points(60), labels(60))
+    found = rival(model.double(), method, prior_precision=PRECISION).fit([(x.double(), y)])
+    posterior = found._posterior
+    new, _ = posterior.backend.jacobians(1.5 * x[:7].double())
+    truth = found._covariance(new, precision)
+    other, fast = MANY_PRIORS[method](posterior).covariances(new, [7.0, precision])
+    torch.testing.assert_close(fast, truth, rtol=1e-8, atol=1e-8 * float(truth.abs().max()))
+    assert not torch.allclose(other, truth, rtol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("method", MANY_PRIORS)
+def test_many_priors_lose_no_digits_of_small_covariances(method, scale):
+    """Of inputs so large that the data know nearly all, in float32; more inducing than weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
+    x, new = scale * torch.randn(150, 2), scale * torch.randn(50, 2)
+    options = {"num_inducing": 100} if method == "valla" else {}
+    found = rival(model, method, prior_precision=1.0, **options).fit([(x, labels(150))])
+    new, _ = found._posterior.backend.jacobians(new)
+    for precision in (1e-6, 1e2):
+        truth = found._covariance(new, precision).double()
+        (fast,) = MANY_PRIORS[method](found._posterior).covariances(new, [precision])
+        size = truth.diagonal(dim1=1, dim2=2).amax(1)[:, None, None]
+        assert float(((fast - truth) / size).abs().max()) < 1e-3
+        assert float(fast.diagonal(dim1=1, dim2=2).min()) >= 0
+
+
+def test_a_grid_of_priors_is_each_prior_by_itself():
+    model, (x, y), new = trained(), data(60), points(7, seed=1)
+    grid = [0.1, 1.0, 30.0]
+    together = rival(model, "kfac").fit([(x, y)]).gaussians(new, grid)
+    for value, found in zip(grid, together, strict=True):
+        alone = rival(model, "kfac", prior_precision=value).fit([(x, y)], tune=[(x, y)])
+        assert alone.prior_precision_ == value  # what is given stays
+        alone = alone.predict(new)
+        torch.testing.assert_close(found.covariance, alone.covariance)
+
+
+@pytest.mark.parametrize("inducing", [4, 50], ids=["few", "more than weights"])
+def test_inducing_points_whose_training_diverged_are_told(inducing):
+    model, x = mlp(), points(60)
+    found = rival(model, "valla", prior_precision=1.0, num_inducing=inducing)
+    found.fit([(x, labels(60))])._posterior.L.data.fill_(math.nan)
+    assert bool(found.gaussians(x[:3], [1.0, 2.0])[1].covariance.isnan().all())
+    with pytest.raises(ValueError, match="pass a larger one"):
+        found.predict(x[:3])
