@@ -87,15 +87,19 @@ def samples_needed(seed: dict[str, Any]) -> Figure:
             axes.plot(counts, values, "o-", ms=3, color=COLORS[name], label=name)
         for name in ("SWA", "SWAG"):
             axes.axhline(seed["ways"][name][key], color=COLORS[name], lw=1, ls=":", label=name)
-        axes.set_xscale("log")
     axes = panel(panels[2], "", "functions in the kernel, M", "bytes kept")
     one = stored["one network"]
     axes.plot(counts, [one * count for count in counts], color="0.6", label="M networks")
     kept = [one + row["bytes"] for row in rows]
     axes.plot(counts, kept, "o-", ms=3, color=COLORS["SWA + NeuralEF"], label="SWA + NeuralEF")
     axes.axhline(stored["SWAG"], color=COLORS["SWAG"], lw=1, ls=":", label="SWAG")
-    axes.set(xscale="log", yscale="log")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_yscale("log")
+    axes.set_ylim(top=30 * one * max(counts))  # room for the legend
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    for axes in panels:
+        axes.set_xscale("log")
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.minorticks_off()
     legend_below(figure, panels[0])
     return figure
 
