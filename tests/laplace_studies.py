@@ -60,7 +60,7 @@ TRUNKS = {
 SHARED = {
     "exact": ("exact spectrum",),
     "sampled": ("features", "sampled spectrum"),
-    "distilled": ("teacher", "lessons"),
+    "distilled": ("exact spectrum", "lessons"),
     "NeuralEF": ("features",),
     "paper": ("features",),
 }

@@ -167,17 +167,19 @@ def test_the_tail_makes_do_with_the_functions_there_are(monkeypatch):
         assert way.build(0).spectrum.k == 4
 
 
-def test_a_preset_may_leave_out_what_is_distilled():
+@pytest.mark.parametrize(
+    ("less", "kinds"),
+    [({"distilled": False}, ("distilled",)), ({"exact": ()}, ("exact", "sampled"))],
+)
+def test_a_preset_may_leave_out_what_costs_most(less, kinds):
     model = nn.Linear(1, 2).eval()
     x, labels = torch.randn(3, 1), torch.tensor([0, 1, 0])
     case = Case(model, x, labels, x, labels, x, {"own": None}, None, cases.jitter)
     bench = Bench(case, SETTINGS, 0, lambda line: None)
-    with_them, without = (
-        [name for name, _ in laplace.ways(bench, dataclasses.replace(PLANE, distilled=choice))]
-        for choice in (True, False)
-    )
-    assert "distilled head" in with_them
-    assert without == [name for name in with_them if not name.startswith("distilled")]
+    all_of_them = [name for name, _ in laplace.ways(bench, PLANE)]
+    left = [name for name, _ in laplace.ways(bench, dataclasses.replace(PLANE, **less))]
+    assert left == [name for name in all_of_them if not name.startswith(kinds)]
+    assert len(left) < len(all_of_them)
 
 
 def test_chance_alone_leaves_an_ece_that_falls_with_the_number_of_points():

@@ -26,7 +26,7 @@ class Preset:
 
     plan: Plan
     settings: Settings
-    exact: tuple[int, ...]
+    exact: tuple[int, ...]  # functions of exact spectra; without any, only networks are compared
     rivals: tuple[str, ...]
     rival_seconds: float
     seeds: int
@@ -50,7 +50,8 @@ def ways(bench: Bench, preset: Preset) -> Iterator[tuple[str, Way]]:
     case = bench.case
     yield "MAP", Way(lambda seed: MAP(case.model))
     yield "temperature", Way(lambda seed: TemperatureScaling(case.model), evidence=False)
-    yield from solved(bench, preset)
+    if preset.exact:
+        yield from solved(bench, preset)
     yield from learnt(bench, preset)
     yield "paper", Way(partial(published, bench), ("features",))
     for method in preset.rivals:
@@ -100,7 +101,7 @@ def learnt(bench: Bench, preset: Preset) -> Iterator[tuple[str, Way]]:
     yield "NeuralEF trunk", Way(whole, ("features",), preset.seeds)
     if not preset.distilled:
         return
-    lessons = ("teacher", "lessons")
+    lessons = ("exact spectrum", "lessons")
     yield "distilled head", Way(partial(taught, bench.head, s.head_steps), lessons)
     for name, make in case.trunks.items():
         yield f"distilled trunk: {name}", Way(partial(taught, make, s.lesson_steps), lessons)
