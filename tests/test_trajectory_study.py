@@ -64,6 +64,8 @@ def test_a_result_read_from_its_file_has_all_that_tables_and_figures_need(study)
         score = np.mean([seed["ways"][name]["nll"] for seed in study.seeds])
         assert any(name in line and f"{score:.4f}" in line for line in text.splitlines()), name
     assert f"{CASE}, mean of 2 seeds" in text
+    result["measured"][CASE]["seeds"].pop()
+    assert f"{CASE}, one seed" in printed(result)
     assert f"SWAG {study.seeds[0]['storage']['SWAG']:,}" in text
     assert "functions recorded: 6, 3" in text
     assert "M = 3 functions in the kernel (learnt means of all), NLL" in text

@@ -50,7 +50,7 @@ PRESETS = {
             lesson_steps=6000, copies=3, head_steps=6000, refine_points=10000, start_points=5000,
             precision="bfloat16",
         ),
-        exact=(10, 50, 256), rivals=RIVALS, rival_seconds=600.0,
+        exact=(10, 20, 50, 100, 256), rivals=RIVALS, rival_seconds=600.0,
         seeds=5, folds=10, held=1000,
     ),
     "paper": Preset(

@@ -68,7 +68,8 @@ def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
             for name in seeds[0]["ways"]
             if (found := [seed["ways"][name] for seed in seeds])
         ]  # fmt: skip
-        yield make_table(f"{case}, mean of {len(seeds)} seeds", ("method", "%", "NLL", "ECE"), rows)
+        of = "one seed" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+        yield make_table(f"{case}, {of}", ("method", "%", "NLL", "ECE"), rows)
         first, counts = seeds[0], ", ".join(str(seed["functions"]) for seed in seeds)
         chance = mean_of(seeds, "attainable_ece")
         yield f"ECE of probabilities that are right: {chance:.4f}; functions recorded: {counts}"
