@@ -236,6 +236,23 @@ def test_folds_are_tuned_on_outputs_at_hand(kind, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("method", ["diagonal", "kfac"])
+def test_tuning_sees_every_jacobian_but_twice(method, monkeypatch):
+    """For a first look, and for all that is finer; what it then predicts with is known."""
+    (new, y), asked = data(90, seed=3), []
+    found = rival(trained(), method).fit([data(60)])
+    outputs, jacobians = found.outputs(new), found._posterior.backend.jacobians
+
+    def counted(x):
+        asked.append(len(x))
+        return jacobians(x)
+
+    monkeypatch.setattr(found._posterior.backend, "jacobians", counted)
+    found.tune_on(outputs[:40], y[:40])
+    found.probabilities(outputs[40:])
+    assert sum(asked) == 2 * len(new)
+
+
 def test_draws_agree_with_quadrature():
     """Two logits: E σ(f₁ − f₀), f₁ − f₀ ~ N(m, v), by Gauss–Hermite."""
     model, x = mlp(2), points(60)

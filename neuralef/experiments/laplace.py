@@ -73,8 +73,8 @@ def judge(way: Way, bench: Bench, preset: Preset, seed: int) -> dict[str, Any]:
     shared = sum(bench.seconds[name] for name in way.shared)
     own = seconds - (bench.spent - before)
     found: dict[str, Any] = {"seed": seed, "fit_seconds": own + shared}
-    outputs = posterior.outputs(case.test)
-    outside = posterior.outputs(case.outside)
+    both = posterior.outputs(torch.cat([case.test, case.outside]))
+    outputs, outside = both[: len(case.test)], both[len(case.test) :]
     if way.evidence:
         p, p_outside = posterior.probabilities(outputs), posterior.probabilities(outside)
         found["evidence"] = scores(p, case.test_labels, p_outside)
