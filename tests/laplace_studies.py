@@ -48,9 +48,11 @@ TINY = {
 }  # fmt: skip
 CASES = {"plane": "two-moon", "checkpoint": "ResNet-8", "train": "ResNet-8"}
 FIGURES = {
-    "plane": {"two_moon_reliability.png", "two_moon_entropy.png", "two_moon_uncertainty.png"},
-    "checkpoint": {"resnet_8_reliability.png", "resnet_8_entropy.png"},
-    "train": {"resnet_8_reliability.png", "resnet_8_entropy.png"},
+    "plane": {
+        f"two_moon_{name}.png" for name in ("scores", "reliability", "entropy", "uncertainty")
+    },
+    "checkpoint": {f"resnet_8_{name}.png" for name in ("scores", "reliability", "entropy")},
+    "train": {f"resnet_8_{name}.png" for name in ("scores", "reliability", "entropy")},
 }
 TRUNKS = {
     "plane": ["distilled trunk: own"],

@@ -195,18 +195,60 @@ def test_uncertainty_over_the_plane_is_drawn_with_the_points(count):
 @pytest.mark.parametrize("plane", [True, False])
 def test_the_figures_of_a_study_are_those_of_its_first_seeds(plane):
     given = pictures(3)
-    ways = {name: [{"picture": found}, {"picture": None}] for name, found in given.items()}
-    measured = {"ways": ways, "seconds": {}}
+    rest = {"mean": {"nll": 0.2, "ece": 0.01, "auroc": 0.9}, "test_seconds": 1.0}
+    ways = {
+        name: [{"picture": found} | rest, {"picture": None} | rest]
+        for name, found in zip(["MAP", "a", "b"], given.values(), strict=True)
+    }
+    measured = {"ways": ways, "seconds": {}, "attainable_ece": {"tuned": 0.01}}
     if plane:
         measured["plane"] = {
             "extent": [0, 1, 0, 1], "entropies": {"a": [[0.1, 0.2]]}, "points": [[0.5, 0.5]],
             "labels": [1],
         }  # fmt: skip
     found = plots.laplace_figures({"measured": {"ResNet-8": measured}})
-    names = {"resnet_8_reliability", "resnet_8_entropy"}
+    names = {"resnet_8_scores", "resnet_8_reliability", "resnet_8_entropy"}
     assert set(found) == names | ({"resnet_8_uncertainty"} if plane else set())
     first = found["resnet_8_reliability"].axes[0]
     assert len(artists(first, PathCollection)) == 1
     legend = found["resnet_8_entropy"].axes[0].get_legend()
     expected = ["near", "far"] if plane else ["CIFAR-10", "SVHN"]
     assert [text.get_text() for text in legend.get_texts()] == expected
+
+
+def scored(nll, seconds, ece=0.02):
+    return {"mean": {"nll": nll, "ece": ece, "auroc": 0.9}, "test_seconds": seconds}
+
+
+@pytest.mark.parametrize(("nll", "cut"), [(0.9, True), (0.31, False), (0.1, False)])
+def test_scores_are_a_dot_a_seed_and_a_line_at_their_mean(nll, cut):
+    """A model far worse than all posteriors is told in numbers, so that they can be told apart."""
+    ways = {
+        "MAP": [scored(nll, 2.0)],
+        "NeuralEF head": [scored(0.2, 2.0), scored(0.24, 3.0)],
+        "kfac": [scored(0.3, 80.0)],
+    }
+    measured = {"ways": ways, "attainable_ece": {"tuned": 0.015}}
+    figure = plots.laplace_figures({"measured": {"ResNet-8": with_pictures(measured)}})
+    first, ece, _, times = figure["resnet_8_scores"].axes
+    seen = [line.get_xdata() for line in first.get_lines()]
+    assert [list(values) for values in seen] == [[nll], [0.2, 0.24], [0.3]]
+    means = [lines.get_segments()[0][0, 0] for lines in artists(first, LineCollection)]
+    assert means == pytest.approx([nll, 0.22, 0.3])
+    low, high = first.get_xlim()
+    assert (nll < high) is not cut
+    assert low < 0.2 < 0.3 < high
+    assert [text.get_text() for text in first.texts] == (["0.9000 →"] if cut else [])
+    assert list(ece.get_lines()[-1].get_xdata()) == [0.015, 0.015]
+    assert times.get_xscale() == "log"
+    assert [list(line.get_xdata()) for line in times.get_lines()] == [[1], [1, 1.5], [40]]
+    assert first.get_ylim()[0] > first.get_ylim()[1]  # the first of them on top
+    assert rendered(figure["resnet_8_scores"])
+
+
+def with_pictures(measured):
+    shown = next(iter(pictures(1).values()))
+    for seeds in measured["ways"].values():
+        for seed in seeds:
+            seed["picture"] = shown
+    return measured

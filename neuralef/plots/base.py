@@ -53,6 +53,16 @@ def panel(axes: Axes, title: str, x: str = "", y: str = "") -> Axes:
     return axes
 
 
+def dots(axes: Axes, values: dict[str, list[float]], colors: dict[str, str]) -> None:
+    """A row for each name, from the top down: a dot a seed, a line at their mean."""
+    for row, (name, found) in enumerate(values.items()):
+        axes.plot(found, [row] * len(found), "o", ms=4, color=colors[name], alpha=0.7)
+        axes.vlines(sum(found) / len(found), row - 0.35, row + 0.35, color=colors[name], lw=2)
+    axes.set_yticks(range(len(values)), list(values))
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    axes.grid(axis="x", color="0.92")
+
+
 def legend_below(figure: Figure, axes: Axes) -> None:
     """One legend for all panels, below them."""
     handles = axes.get_legend_handles_labels()

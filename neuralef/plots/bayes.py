@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from neuralef.plots.base import panel
+from neuralef.plots.base import dots, panel
 
 INSIDE, OUTSIDE = "#1b6ca8", "#d1495b"
 COLUMNS = 4  # panels in a row
 CLASSES = ("#1b6ca8", "#d1495b")
+MEASURES = {"nll": "NLL", "ece": "ECE (dotted: chance)", "auroc": "AUROC of foreign points"}
+# of posteriors, by how their names begin; the rivals have the last
+FAMILIES = {
+    "MAP": "#8c8c8c", "temperature": "#8c8c8c", "exact": "#222222", "sampled": "#222222",
+    "NeuralEF": "#1b6ca8", "distilled": "#4f9d69", "paper": "#d1495b", "": "#b07d12",
+}  # fmt: skip
 
 
 def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:
@@ -73,6 +80,42 @@ def uncertainty(plane: dict[str, Any]) -> Figure:
     return figure
 
 
+def laplace_scores(case: str, measured: dict[str, Any]) -> Figure:
+    """What each posterior scores, tuned on held-out points, and what a prediction costs."""
+    ways: dict[str, list[dict[str, Any]]] = measured["ways"]
+    colors = {
+        name: next(color for start, color in FAMILIES.items() if name.startswith(start))
+        for name in ways
+    }
+    figure = Figure(figsize=(12, 0.28 * len(ways) + 1.2), layout="constrained")
+    panels = figure.subplots(1, len(MEASURES) + 1, sharey=True)
+    for axes, (key, label) in zip(panels, MEASURES.items(), strict=False):
+        panel(axes, case if key == "nll" else "", label)
+        found = {name: [seed["mean"][key] for seed in seeds] for name, seeds in ways.items()}
+        dots(axes, found, colors)
+        if key != "auroc":
+            _cut(axes, found, "MAP")
+        if key == "ece":  # of probabilities that are right, tuned and scored like these
+            axes.axvline(measured["attainable_ece"]["tuned"], color="0.6", lw=1, ls=":", zorder=0)
+    model = np.mean([seed["test_seconds"] for seed in ways["MAP"]])
+    panel(panels[-1], "", "time of a prediction, × MAP").set_xscale("log")
+    times = {name: [seed["test_seconds"] / model for seed in seeds] for name, seeds in ways.items()}
+    dots(panels[-1], times, colors)
+    return figure
+
+
+def _cut(axes: Axes, found: dict[str, list[float]], name: str) -> None:
+    """Leave out a row so far to the right that all others would be one; its number is told."""
+    others = [value for row, values in found.items() if row != name for value in values]
+    value, width = float(np.mean(found[name])), max(others, default=0) - min(others, default=0)
+    if others and value > max(others) + width > max(others):
+        axes.set_xlim(min(others) - 0.1 * width, max(others) + 0.1 * width)
+        axes.text(
+            0.98, list(found).index(name), f"{value:.4f} →", fontsize=8, ha="right", va="center",
+            transform=axes.get_yaxis_transform(),
+        )  # fmt: skip
+
+
 def laplace_figures(result: dict[str, Any]) -> dict[str, Figure]:
     """All figures of the study, by the names of their files."""
     figures = {}
@@ -80,6 +123,7 @@ def laplace_figures(result: dict[str, Any]) -> dict[str, Figure]:
         pictures = {name: seeds[0]["picture"] for name, seeds in measured["ways"].items()}
         stem = case.lower().replace("-", "_")
         inside, outside = ("CIFAR-10", "SVHN") if "plane" not in measured else ("near", "far")
+        figures[f"{stem}_scores"] = laplace_scores(case, measured)
         figures[f"{stem}_reliability"] = reliability(pictures)
         figures[f"{stem}_entropy"] = entropies(pictures, inside, outside)
         if "plane" in measured:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from neuralef.plots.base import legend_below, panel
+from neuralef.plots.base import dots, legend_below, panel
 
 COLORS = {
     "SGD": "#8c8c8c",
@@ -32,18 +32,13 @@ MEASURES = {"accuracy": "accuracy (%)", "nll": "NLL", "ece": "ECE"}
 
 def trajectory_scores(case: str, seeds: list[dict[str, Any]]) -> Figure:
     """Accuracy, NLL and ECE of every posterior: a dot a seed, a line at their mean."""
-    names = list(reversed(seeds[0]["ways"]))
+    names = list(seeds[0]["ways"])
     figure = Figure(figsize=(10, 0.3 * len(names) + 1.2), layout="constrained")
     panels = figure.subplots(1, len(MEASURES), sharey=True)
     for axes, (key, label) in zip(panels, MEASURES.items(), strict=True):
         panel(axes, case if key == "accuracy" else "", label)
         scale = 100 if key == "accuracy" else 1
-        for row, name in enumerate(names):
-            values = [scale * seed["ways"][name][key] for seed in seeds]
-            axes.plot(values, [row] * len(values), "o", ms=4, color=COLORS[name], alpha=0.7)
-            axes.vlines(np.mean(values), row - 0.35, row + 0.35, color=COLORS[name], lw=2)
-        axes.set_yticks(range(len(names)), names)
-        axes.grid(axis="x", color="0.92")
+        dots(axes, {n: [scale * seed["ways"][n][key] for seed in seeds] for n in names}, COLORS)
     return figure
 
 
