@@ -184,7 +184,9 @@ def laplace(
     solver: Annotated[str, typer.Option(help="neuralef, distill or exact.")] = "neuralef",
     k: Annotated[int, typer.Option(help="How many eigenfunctions.")] = 50,
     steps: Annotated[int | None, typer.Option(help="Of solvers that train [2000].")] = None,
-    tail: Annotated[bool, typer.Option(help="Give back what k functions leave out.")] = False,
+    tail: Annotated[
+        str, typer.Option(help="Give back what k functions leave out: none, exact or learnt.")
+    ] = "none",
     device: Device = "cpu",
     seed: Seed = 0,
     overwrite: Overwrite = False,

@@ -155,7 +155,9 @@ def expected_ways(kind):
     own = ["MAP", "temperature", *exact, "exact, k = 8, with tail", "sampled features, k = 5"]
     if kind == "train":
         return own[:3]
-    learnt = ["NeuralEF head", "NeuralEF trunk", "distilled head", *TRUNKS[kind]]
+    networks = ["NeuralEF head", "NeuralEF trunk"]
+    trained = [name for network in networks for name in (network, f"{network}, learnt tail")]
+    learnt = [*trained, "distilled head", *TRUNKS[kind]]
     return [*own, *learnt, "paper", *preset.rivals]
 
 

@@ -233,7 +233,7 @@ def test_a_descent_finds_the_least_of_a_bowl():
 
 def test_draws_have_the_covariance_that_is_predicted():
     model, x, new = mlp(), points(60), points(3, seed=1)
-    for tail in (False, True):
+    for tail in (False, True, "learnt"):
         posterior = fixed(model, 10, tail=tail).fit([(x, labels(60))])
         found, draws = posterior.predict(new), posterior.sample(new, 20_000)
         gap = draws - found.mean

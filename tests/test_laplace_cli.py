@@ -21,11 +21,12 @@ from neuralef.metrics import accuracy, auroc, entropy, nll
     "words",
     [
         ("--solver", "exact"),
-        ("--solver", "exact", "--tail"),
+        ("--solver", "exact", "--tail", "exact"),
         ("--solver", "neuralef", "--steps", 3),
+        ("--solver", "neuralef", "--steps", 3, "--tail", "learnt"),
         ("--solver", "distill", "--steps", 3),
     ],
-    ids=["exact", "tail", "neuralef", "distill"],
+    ids=["exact", "tail", "neuralef", "learnt tail", "distill"],
 )
 def test_a_posterior_comes_out_that_predicts_what_was_reported(user, words):
     code, out, _ = user.call(words=("--k", 3, *words))
@@ -45,7 +46,8 @@ def test_a_posterior_comes_out_that_predicts_what_was_reported(user, words):
     assert (found["temperature"], found["noise"]) == (1.0, None)
     assert found["eigenvalues"] == posterior.spectrum.eigenvalues.tolist()
     assert len(found["eigenvalues"]) == 3
-    assert posterior.tail == ("--tail" in words)
+    expected = {"exact": True, "learnt": "learnt"}
+    assert posterior.tail == (expected[words[-1]] if "--tail" in words else False)
 
 
 def test_every_number_of_a_classification(user):
@@ -56,7 +58,7 @@ def test_every_number_of_a_classification(user):
     assert result["config"] == {
         "checkpoint": "weights.pt", "model": f"{MODULE}:mlp", "train": "train.npz",
         "test": "test.npz", "tune": "tune.npz", "outside": "outside.npz",
-        "likelihood": "classification", "solver": "exact", "k": 3, "steps": None, "tail": False,
+        "likelihood": "classification", "solver": "exact", "k": 3, "steps": None, "tail": "none",
         "seed": 0,
     }  # fmt: skip
     posterior, _ = loaded(user)

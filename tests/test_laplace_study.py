@@ -141,9 +141,13 @@ def test_our_own_posteriors_are_averaged_too(study):
 def test_the_seconds_of_a_fit_hold_those_of_what_it_shares(study):
     seconds, seen = study.measured["seconds"], set()
     for label, records in study.measured["ways"].items():
-        names = next((names for start, names in SHARED.items() if label.startswith(start)), ())
-        seen |= set(names)
+        shared = next((names for start, names in SHARED.items() if label.startswith(start)), ())
         for record in records:
+            names = list(shared)
+            if label.startswith("NeuralEF"):  # with a learnt tail the network is the same
+                network = "head" if "head" in label else "trunk"
+                names.append(f"{network}, seed {record['seed']}")
+            seen |= set(names)
             assert record["fit_seconds"] >= sum(seconds[name] for name in names)
     assert set(seconds) == seen
     assert seen >= {"exact spectrum"}
@@ -172,6 +176,12 @@ def test_every_posterior_that_uses_a_part_is_told_its_seconds(monkeypatch):
     preset = dataclasses.replace(PLANE, held=5)
     found = [laplace.judge(way, bench, preset, seed)["fit_seconds"] for seed in (0, 1)]
     assert found == [7.0, 7.0]
+    network = laplace.Way(
+        lambda seed: bench.once(f"net, seed {seed}", lambda: work(3.0)) or MAP(model),
+        trained="net",
+    )
+    for seed in (0, 0, 1):  # whoever trained it
+        assert laplace.judge(network, bench, preset, seed)["fit_seconds"] == 3.0
     own = laplace.judge(laplace.Way(build), bench, preset, 0)["fit_seconds"]
     assert own == 2.0  # what is at hand costs nothing
     bench.seconds.clear()
@@ -279,8 +289,8 @@ def test_an_interrupted_study_goes_on_and_repeats_nothing(study, tmp_path):
                 assert not (tmp_path / "result.json").exists()
             else:
                 result = laplace.run(tmp_path, "tiny")
-    # two seeds each of head and trunk
-    total = len(expected_ways("plane")) + 2
+    # two seeds each of head and trunk, with and without a tail
+    total = len(expected_ways("plane")) + 4
     assert (len(first), len(kept["records"])) == (6, 5)
     assert len(second) == total - 5
     assert not (tmp_path / "parts.json").exists()

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neuralef.bayes.tail import LearntTail
 from neuralef.checks import check_alike, check_points
 from neuralef.files import fingerprint, pack_spectrum, unpack_spectrum
 from neuralef.kernels.ntk import NTK
-from neuralef.networks.activations import ActivationHead
+from neuralef.networks.activations import ActivationHead, Activations
 from neuralef.networks.trial import check_model
 from neuralef.points import Points, move, points_at_once
 from neuralef.solvers.refine import evaluate
@@ -25,7 +26,10 @@ class Features:
     """x ↦ the model's outputs f(x), (n, c), and Ψ̃(x) = √μ ψ(x), (n, c, k), in float64.
 
     A head on this very model needs but one pass of it for both. The model must stay what it was.
+    With a learnt `tail` there are c functions more, each of one output alone.
     """
+
+    tail: LearntTail | None = None
 
     def __init__(self, model: nn.Module, spectrum: Spectrum) -> None:
         self.model, self.spectrum = model, spectrum
@@ -34,6 +38,10 @@ class Features:
         if isinstance(spectrum.network, ActivationHead):
             read = fingerprint(spectrum.network.activations.model)
             self.head = spectrum.network if read == self.fingerprint else None
+
+    def activations(self, example: Points) -> Activations:
+        """Those that a head reads, or of the model by themselves."""
+        return Activations(self.model, example) if self.head is None else self.head.activations
 
     def check_unchanged(self) -> None:
         """Refuse a model whose weights or mode are no longer those of the posterior."""
@@ -52,11 +60,21 @@ class Features:
         x = move(check_points(x, integers=True), next(self.model.parameters()).device)
         check_alike(x, self.spectrum.point, ("x", "the data of this posterior"))
         with torch.no_grad():
-            if self.head is None:
+            if self.head is None and self.tail is None:
                 return outputs_of(self.model, x), self.scaled(self.spectrum(x))
-            parts = [self.head.both(part) for part in x.split(points_at_once(x))]
-            psi = torch.cat([self.spectrum.rotate(values) for _, values in parts])
-            return _finite(torch.cat([out for out, _ in parts])), self.scaled(psi)
+            parts = [self._of_one_pass(part) for part in x.split(points_at_once(x))]
+            out, features = (torch.cat(column) for column in zip(*parts, strict=True))
+            return _finite(out), features
+
+    def _of_one_pass(self, x: Points) -> tuple[Tensor, Tensor]:
+        reader = self.tail if self.tail is not None else self.head
+        assert reader is not None
+        out, seen = reader.activations.both(x)
+        head, spectrum = self.head, self.spectrum
+        features = self.scaled(spectrum(x) if head is None else spectrum.rotate(head.head(seen)))
+        if self.tail is not None:
+            features = torch.cat([features, torch.diag_embed(self.tail(seen))], dim=-1)
+        return out, features
 
     def information(
         self, x: Points, outputs: Tensor, weigh: Callable[[Tensor, Tensor], Tensor]

@@ -14,25 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.bayes.batches import collect
+from neuralef.bayes.eigenfunctions import eigenfunctions
 from neuralef.bayes.features import Features, outputs_of, remainder
 from neuralef.bayes.held_out import CHOSEN, DRAWS, tuned
 from neuralef.bayes.likelihood import LIKELIHOODS, Gaussian, check_targets, curvature_product
 from neuralef.bayes.posterior import Mixture, Outputs, WeightPosterior
 from neuralef.bayes.predictive import METHODS
+from neuralef.bayes.tail import LearntTail
 from neuralef.bayes.tuning import by_evidence
 from neuralef.checks import check_choice, check_count, check_positive
-from neuralef.gram import FeatureGram, Gram
 from neuralef.kernels.ntk import NTK
 from neuralef.linalg import descending_eigh
-from neuralef.networks.activations import ActivationHead
 from neuralef.networks.folding import fold_batch_norm
 from neuralef.networks.trial import check_model
 from neuralef.points import Points
-from neuralef.solvers import Distill, NeuralEF, Solver
+from neuralef.solvers import NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
 
-FUNCTIONS = 50  # by default
 NUMBERS_AT_ONCE = 2**26  # of Ψ̃
 
 
@@ -46,7 +45,8 @@ class LinearizedLaplace:
     is as it is with T = 1, are chosen in `fit` where they are None, and then found under their
     names with an underscore; with `average`, predictions are means over all that a held-out set
     leaves possible of them. The noise of a regression is `noise_` times `noise_shape` of each
-    output; `tail` gives back the prior's variance in what the k functions leave out.
+    output; `tail` gives back the prior's variance in what the k functions leave out: True by the
+    Jacobian at every point, "learnt" by c functions more that the model's activations tell.
 
     >>> model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
     >>> x, y = torch.randn(200, 2), torch.randint(3, (200,))
@@ -64,7 +64,7 @@ class LinearizedLaplace:
         network: nn.Module | None = None,
         prior_variance: float | None = None,
         temperature: float | None = None,
-        tail: bool = False,
+        tail: bool | str = False,
         softmax_temperature: float | None = 1.0,
         samples: int = 4096,
         average: bool = False,
@@ -85,7 +85,10 @@ class LinearizedLaplace:
         if network is not None and not (solver is None or isinstance(solver, TrainedSolver)):
             raise ValueError(f"a network is of no use to {type(solver).__name__}: leave it out")
         self.model, self.likelihood, self.solver = model, likelihood, solver
-        self.network, self.tail, self.average = network, tail, average
+        if tail not in (False, True, "learnt"):
+            raise ValueError(f"tail must be False, True or 'learnt', got {tail!r}")
+        self.network, self.average = network, average
+        self.tail = tail if isinstance(tail, str) else bool(tail)
         self.samples, self.seed = (
             check_count(samples, "samples"),
             check_count(seed, "seed", least=0),
@@ -123,16 +126,27 @@ class LinearizedLaplace:
             few = held_out[0][:1]
             check_targets(self.likelihood, held_out[1], outputs_of(self.model, few))
         with torch.enable_grad():
-            self.spectrum = self._solve(x)
+            self.spectrum = eigenfunctions(self, x)
         self.features = Features(self.model, self.spectrum)
         squares = self._residuals(y, logits)
         weigh = curvature_product if self.likelihood == "classification" else self._over_noise
         curvature, basis = descending_eigh(self.features.information(x, logits, weigh)[None])
         self.curvature, self.basis = curvature[0].clamp_min(0), basis[0]
+        if self.tail == "learnt":
+            self._learn_tail(x, logits.shape[1])
         if held_out is not None:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
         self._by_evidence(squares, logits.numel())
         return self
+
+    def _learn_tail(self, x: Points, outputs: int) -> None:
+        """Functions of one output each, which the data say nothing of: they never contract."""
+        tail = LearntTail(self.features.activations(x[:2]), outputs, self.seed)
+        share = 1 - float(self.spectrum.explained_trace)
+        self.features.tail = tail.learn(self.kernel, x, share, self.seed)
+        one = torch.eye(outputs, dtype=torch.float64, device=self.basis.device)
+        self.basis = torch.block_diag(self.basis, one)
+        self.curvature = torch.cat([self.curvature, self.curvature.new_zeros(outputs)])
 
     def _residuals(self, y: Tensor, outputs: Tensor) -> float:
         """Squared errors of a regression over the shape of its noise, which they tell."""
@@ -148,39 +162,6 @@ class LinearizedLaplace:
 
     def _over_noise(self, outputs: Tensor, features: Tensor) -> Tensor:
         return features / self.noise_shape[:, None]
-
-    def _solve(self, x: Points) -> Spectrum:
-        """The eigenfunctions: exact, taught, or trained on sampled features."""
-        kernel, solver = self.kernel, self.solver
-        if isinstance(solver, Spectrum):
-            if solver.outputs != kernel.outputs or solver.independent:
-                raise ValueError(
-                    f"the spectrum has {solver.outputs} outputs, the model {kernel.outputs}"
-                )
-            return solver
-        exact = kernel.gram(x)
-        solver = NeuralEF(min(FUNCTIONS, exact.rows), seed=self.seed) if solver is None else solver
-        if not isinstance(solver, TrainedSolver):
-            return solver.solve(exact)
-        network = self.network
-        if network is None:
-            head = ActivationHead(
-                self.model, solver.k + solver.oversample, kernel.outputs,
-                normalize=solver.normalized, seed=self.seed, example=x[:2],
-            )  # fmt: skip
-            head.standardize(x)
-            network = head
-        if isinstance(solver, Distill):
-            return solver.solve(exact, network)
-        return solver.solve(self._explicit(x), network)
-
-    def _explicit(self, x: Points) -> Gram:
-        """The kernel by explicit features: Jacobians if they are short, else random ones."""
-        tangent = self.kernel.tangent
-        if tangent.size > self.samples:
-            return NTK(self.tangent_model, samples=self.samples, seed=self.seed).gram(x)
-        phi = torch.cat(list(tangent.chunks(x, self.kernel.outputs))) * tangent.size**0.5
-        return FeatureGram(x, phi[:, 0] if self.kernel.outputs == 1 else phi)
 
     def _by_evidence(self, squares: float, rows: int) -> None:
         self.mixture_ = None
@@ -233,7 +214,7 @@ class LinearizedLaplace:
         Hyper-parameters can be tried on it at will, by `tune_on` and `probabilities`.
         """
         logits, features = self._fitted().features(x)
-        tails = remainder(self.kernel, x, features) if self.tail else None
+        tails = remainder(self.kernel, x, features) if self.tail is True else None
         return Outputs(logits, features @ self.basis, tails)
 
     def predict(self, x: Points) -> Gaussian:

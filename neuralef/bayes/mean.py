@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,12 @@ from neuralef.networks.trial import check_model
 from neuralef.points import Points, move, tensors_of
 from neuralef.replay import Replayed
 
+Model = TypeVar("Model", bound=nn.Module)
 WARM_UP = 0.1  # of all steps, during which the rate rises; then it falls, by a cosine
 
 
 def learn_mean(
-    model: nn.Module,
+    model: Model,
     x: Points,
     values: Tensor,
     epochs: int = 5,
@@ -30,7 +32,7 @@ def learn_mean(
     capture: bool = False,
     seed: int = 0,
     callback: Callable[[int, float], None] | None = None,
-) -> nn.Module:
+) -> Model:
     """A copy of a model that is taught `values`, (n,) or (n, c), at the points x.
 
     Start from averaged weights, `SWA.of(…).model`, whose function is near the mean, or from a wider

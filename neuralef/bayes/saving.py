@@ -10,17 +10,20 @@ from torch import nn
 from neuralef.bayes.features import Features, unpack_features
 from neuralef.bayes.held_out import CHOSEN
 from neuralef.bayes.laplace import LinearizedLaplace, folded
+from neuralef.bayes.moments import below
+from neuralef.bayes.tail import LearntTail
 from neuralef.files import fingerprint, read_tensors, write_tensors
 from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.extension import FeatureMap
+from neuralef.points import move
 from neuralef.spectrum import Spectrum
 
 FORMAT = "neuralef laplace 1"
 SETTINGS = ("likelihood", "tail", "seed", "samples")
 NUMBERS = (*SETTINGS, "noise_", *CHOSEN, *(f"{name}_" for name in CHOSEN))
 TENSORS = ("curvature", "basis", "noise_shape")
-MARK, MIXTURE = "spectrum.", ("mixture", "shares")
+MARK, TAIL, MIXTURE = "spectrum.", "tail.", ("mixture", "shares")
 
 
 def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
@@ -28,6 +31,9 @@ def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
     spectrum, tensors = posterior.features.pack()
     tensors = {f"{MARK}{name}": value for name, value in tensors.items()}
     tensors |= {name: getattr(posterior, name) for name in TENSORS}
+    if posterior.features.tail is not None:
+        learnt = posterior.features.tail.state_dict().items()
+        tensors |= {f"{TAIL}{name}": t for name, t in learnt if not name.startswith("activations")}
     if posterior.mixture_ is not None:
         tensors |= dict(zip(MIXTURE, posterior.mixture_, strict=True))
     header = {name: getattr(posterior, name) for name in NUMBERS}
@@ -68,6 +74,11 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     posterior.features = Features(model, posterior.spectrum)
     for name in TENSORS:
         setattr(posterior, name, tensors[name].to(device))
+    if posterior.tail == "learnt":
+        seen = posterior.features.activations(move(posterior.spectrum.point, device))
+        tail = LearntTail(seen, posterior.kernel.outputs)
+        tail.load_state_dict(below(TAIL, tensors), strict=False)  # the model has no part in it
+        posterior.features.tail = tail
     if MIXTURE[0] in tensors:
         posterior.mixture_ = tensors[MIXTURE[0]], tensors[MIXTURE[1]]
     return posterior

@@ -70,7 +70,8 @@ def judge(way: Way, bench: Bench, preset: Preset, seed: int) -> dict[str, Any]:
     """Fit a posterior, time it, and score it with and without held-out points."""
     case, before = bench.case, bench.spent
     posterior, seconds = timed(way.build, seed)
-    shared = sum(bench.seconds[name] for name in way.shared)
+    trained = () if way.trained is None else (f"{way.trained}, seed {seed}",)
+    shared = sum(bench.seconds[name] for name in (*way.shared, *trained))
     own = seconds - (bench.spent - before)
     found: dict[str, Any] = {"seed": seed, "fit_seconds": own + shared}
     both = posterior.outputs(torch.cat([case.test, case.outside]))

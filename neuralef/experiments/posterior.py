@@ -38,6 +38,7 @@ UNREADABLE = (
     SafetensorError,
 )  # fmt: skip
 LEVELS = tuple(i / 20 for i in range(1, 20))  # of intervals whose coverage is counted
+TAILS: dict[str, bool | str] = {"none": False, "exact": True, "learnt": "learnt"}
 Pair = tuple[Tensor, Tensor]
 
 
@@ -55,7 +56,7 @@ class Request:
     solver: str = "neuralef"
     k: int = 50
     steps: int | None = None
-    tail: bool = False
+    tail: str = "none"
     seed: int = 0
 
     def make_solver(self, progress: bool | None) -> Solver:
@@ -190,6 +191,7 @@ def run(
 
     solver = request.make_solver(progress)
     check_choice(request.likelihood, "likelihood", LIKELIHOODS)
+    check_choice(request.tail, "tail", tuple(TAILS))
     if request.outside is not None and request.likelihood == "regression":
         raise ValueError("a regression has no entropy to tell foreign points by: no --outside")
     model = make_model(request.model, request.checkpoint, device)
@@ -205,7 +207,7 @@ def run(
     if outside is not None:
         check_pair(str(request.outside), model, outside, None, request.likelihood)
     posterior = LinearizedLaplace(
-        model, request.likelihood, solver, tail=request.tail, seed=request.seed
+        model, request.likelihood, solver, tail=TAILS[request.tail], seed=request.seed
     )
     held_out = [pairs["tune"]] if "tune" in pairs else None
     _, seconds = timed(lambda: posterior.fit([pairs["train"]], tune=held_out))

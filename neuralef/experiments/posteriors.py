@@ -89,6 +89,7 @@ class Bench:
         self.case, self.settings, self.seed, self.report = case, settings, seed, report
         self.seconds: dict[str, float] = {}
         self.spent = 0.0
+        self.kept: dict[str, Spectrum] = {}
         norms = [m for m in case.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.folded = fold_batch_norm(case.model) if norms else case.model
 
@@ -97,6 +98,12 @@ class Bench:
         self.spent += self.seconds[name]
         self.report(f"  {name}: {self.seconds[name]:.1f} s")
         return made
+
+    def once(self, name: str, work: Callable[[], Spectrum]) -> Spectrum:
+        """What several posteriors share that a seed gives."""
+        if name not in self.kept:
+            self.kept[name] = self._made(name, work)
+        return self.kept[name]
 
     @cached_property
     def exact(self) -> Spectrum:

@@ -37,11 +37,15 @@ class Preset:
 
 @dataclass(frozen=True)
 class Way:
-    """A posterior by its name: how it is made from a seed, and what it shares with others."""
+    """A posterior by its name: how it is made from a seed, and what it shares with others.
+
+    `trained` is a network that others have too, one for each seed.
+    """
 
     build: Callable[[int], Tunable]
     shared: tuple[str, ...] = ()
     seeds: int = 1
+    trained: str | None = None
     evidence: bool = True
 
 
@@ -86,19 +90,26 @@ def learnt(bench: Bench, preset: Preset) -> Iterator[tuple[str, Way]]:
     """Networks: trained on sampled features, or taught the exact functions."""
     case, s = bench.case, bench.settings
 
-    def trained(make: MakeNetwork, k: int, steps: int, seed: int) -> Tunable:
-        network = make(k + OVERSAMPLE, True, seed)
-        return _fitted(case, bench.trained(network, k, steps, seed))
+    def trained(
+        name: str, make: MakeNetwork, k: int, steps: int, seed: int, **given: Any
+    ) -> Tunable:
+        def train() -> Spectrum:
+            return bench.trained(make(k + OVERSAMPLE, True, seed), k, steps, seed)
+
+        bench.sampled  # noqa: B018 - made before, since it has a time of its own
+        return _fitted(case, bench.once(f"{name}, seed {seed}", train), **given)
 
     def taught(make: MakeNetwork, steps: int, seed: int) -> Tunable:
         network = make(s.k + OVERSAMPLE, False, seed)
         return _fitted(case, bench.taught(network, steps, seed))
 
     trunk = next(iter(case.trunks.values()))
-    head = partial(trained, bench.head, s.k, s.head_steps)
-    yield "NeuralEF head", Way(head, ("features",), preset.seeds)
-    whole = partial(trained, trunk, s.trunk_k, s.steps)
-    yield "NeuralEF trunk", Way(whole, ("features",), preset.seeds)
+    networks = {"head": (bench.head, s.k, s.head_steps), "trunk": (trunk, s.trunk_k, s.steps)}
+    for name, settings in networks.items():
+        build = partial(trained, name, *settings)
+        tailed = partial(build, tail="learnt")
+        yield f"NeuralEF {name}", Way(build, ("features",), preset.seeds, name)
+        yield f"NeuralEF {name}, learnt tail", Way(tailed, ("features",), preset.seeds, name)
     if not preset.distilled:
         return
     lessons = ("exact spectrum", "lessons")

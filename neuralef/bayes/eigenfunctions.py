@@ -1,0 +1,55 @@
+"""Which eigenfunctions a posterior has: exact, taught, trained on sampled features, or given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from neuralef.gram import FeatureGram, Gram
+from neuralef.kernels.ntk import NTK
+from neuralef.networks.activations import ActivationHead
+from neuralef.points import Points
+from neuralef.solvers import Distill, NeuralEF
+from neuralef.solvers.trained import TrainedSolver
+from neuralef.spectrum import Spectrum
+
+if TYPE_CHECKING:
+    from neuralef.bayes.laplace import LinearizedLaplace
+
+FUNCTIONS = 50  # by default
+
+
+def eigenfunctions(posterior: LinearizedLaplace, x: Points) -> Spectrum:
+    """Those of the model's tangent kernel on the points x, as the posterior's solver finds them."""
+    kernel, solver, seed = posterior.kernel, posterior.solver, posterior.seed
+    if isinstance(solver, Spectrum):
+        if solver.outputs != kernel.outputs or solver.independent:
+            raise ValueError(
+                f"the spectrum has {solver.outputs} outputs, the model {kernel.outputs}"
+            )
+        return solver
+    exact = kernel.gram(x)
+    solver = NeuralEF(min(FUNCTIONS, exact.rows), seed=seed) if solver is None else solver
+    if not isinstance(solver, TrainedSolver):
+        return solver.solve(exact)
+    network = posterior.network
+    if network is None:
+        head = ActivationHead(
+            posterior.model, solver.k + solver.oversample, kernel.outputs,
+            normalize=solver.normalized, seed=seed, example=x[:2],
+        )  # fmt: skip
+        head.standardize(x)
+        network = head
+    if isinstance(solver, Distill):
+        return solver.solve(exact, network)
+    return solver.solve(explicit(posterior, x), network)
+
+
+def explicit(posterior: LinearizedLaplace, x: Points) -> Gram:
+    """The kernel by explicit features: Jacobians if they are short, else random ones."""
+    kernel, samples = posterior.kernel, posterior.samples
+    if kernel.tangent.size > samples:
+        return NTK(posterior.tangent_model, samples=samples, seed=posterior.seed).gram(x)
+    phi = torch.cat(list(kernel.tangent.chunks(x, kernel.outputs))) * kernel.tangent.size**0.5
+    return FeatureGram(x, phi[:, 0] if kernel.outputs == 1 else phi)
