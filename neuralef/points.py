@@ -59,6 +59,11 @@ def needs_gradient(x: Points) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_of(x))
 
 
+def twice(point: Points) -> Points:
+    """Two points from one, by which a model tells its batch from the rest."""
+    return point[torch.zeros(2, dtype=torch.long)]
+
+
 def points_at_once(x: Points) -> int:
     """How many points a network may see at once: bounds the memory of its hidden layers."""
     size = sum(tensor[0].numel() for tensor in tensors_of(x))

@@ -9,7 +9,8 @@ from torch import nn
 from truth import points
 
 import neuralef as nef
-from neuralef.bayes import LinearizedLaplace, tail
+from neuralef.bayes import LinearizedLaplace, saving, tail
+from neuralef.files import read_tensors, write_tensors
 
 N = 400
 
@@ -47,6 +48,19 @@ def test_what_it_adds_is_the_variance_of_the_prior_and_never_contracts(learnt):
     assert float(learnt_left.mean()) == pytest.approx(float(left.mean()), rel=0.05)
 
 
+@pytest.mark.parametrize("far", [1e2, 1e4, 1e8])
+def test_far_from_the_data_it_stays_within_what_it_has_seen(learnt, far):
+    """The exponential of a network would be anything there, and no number in the end."""
+    _, x, posterior = learnt
+    sizes = posterior.outputs(far * points(20, seed=1)).features[:, :, 5:]
+    sizes = sizes.diagonal(dim1=1, dim2=2).square()
+    share = 1 - float(posterior.spectrum.explained_trace)
+    truth = share * posterior.kernel.diagonal(x)
+    assert bool((sizes <= truth.amax(0) * 1.001).all())
+    assert bool((sizes >= truth.amin(0) * 0.999).all())
+    assert bool(posterior.predict_proba(far * points(20, seed=1)).isfinite().all())
+
+
 def test_the_model_runs_once_for_a_head_and_its_tail(monkeypatch):
     model, x = mlp(), points(60)
     solver = nef.NeuralEF(4, steps=3, progress=False)
@@ -81,6 +95,59 @@ def test_an_output_that_no_weight_moves_does_no_harm():
     found = posterior.predict(points(5, seed=1)).variance
     assert bool(found.isfinite().all())
     assert float(found[:, 2].max()) < 1e-6 * float(found[:, 0].min())
+
+
+class Positions(nn.Module):
+    """A layer that sees the same thing once whatever the points are, and one called by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.place, self.position = nn.Linear(4, 5), nn.Parameter(torch.ones(1, 4))
+        self.first, self.last = nn.Linear(2, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(input=torch.tanh(self.first(x) + self.place(self.position)))
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_file_is_read_by_the_layers_it_was_written_with(tmp_path, head):
+    torch.manual_seed(0)
+    model, x = Positions().double().eval(), points(40)
+    solver = nef.NeuralEF(3, steps=2, progress=False) if head else nef.Subspace(3)
+    posterior = LinearizedLaplace(model, solver=solver, tail="learnt").fit([(x, labels(40))])
+    assert posterior.features.tail.activations.size == 2 + 5 + 3
+    posterior.save(tmp_path / "p.safetensors")
+    again = LinearizedLaplace.load(tmp_path / "p.safetensors", model)
+    torch.testing.assert_close(again.predict_proba(x), posterior.predict_proba(x))
+
+
+def test_a_file_without_its_tail_is_refused(tmp_path, learnt):
+    model, _, posterior = learnt
+    path = tmp_path / "p.safetensors"
+    posterior.save(path)
+    header, tensors = read_tensors(path, saving.FORMAT)
+    del tensors["tail.level"]
+    write_tensors(path, saving.FORMAT, header, tensors)
+    with pytest.raises(ValueError, match=r"p\.safetensors is damaged: it lacks some of its tail"):
+        LinearizedLaplace.load(path, model)
+
+
+def test_a_model_without_layers_is_refused_before_the_long_work():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 2))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    class Never(nef.Subspace):
+        def solve(self, *args, **kwargs):
+            raise AssertionError("it was solved")
+
+    posterior = LinearizedLaplace(Bare().eval(), solver=Never(2), tail="learnt")
+    with pytest.raises(ValueError, match=r"no tail can be learnt: Bare has no .*; tail=True needs"):
+        posterior.fit([(points(40).float(), labels(40, 2))])
 
 
 @pytest.mark.parametrize("trained", [True, False])

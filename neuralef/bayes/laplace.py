@@ -20,7 +20,7 @@ from neuralef.bayes.held_out import CHOSEN, DRAWS, tuned
 from neuralef.bayes.likelihood import LIKELIHOODS, Gaussian, check_targets, curvature_product
 from neuralef.bayes.posterior import Mixture, Outputs, WeightPosterior
 from neuralef.bayes.predictive import METHODS
-from neuralef.bayes.tail import LearntTail
+from neuralef.bayes.tail import LearntTail, check_seen
 from neuralef.bayes.tuning import by_evidence
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.kernels.ntk import NTK
@@ -125,13 +125,15 @@ class LinearizedLaplace:
         if held_out is not None:  # before the long work, not after it
             few = held_out[0][:1]
             check_targets(self.likelihood, held_out[1], outputs_of(self.model, few))
+        if self.tail == "learnt":
+            check_seen(self.model, x[:2])
         with torch.enable_grad():
             self.spectrum = eigenfunctions(self, x)
         self.features = Features(self.model, self.spectrum)
         squares = self._residuals(y, logits)
         weigh = curvature_product if self.likelihood == "classification" else self._over_noise
         curvature, basis = descending_eigh(self.features.information(x, logits, weigh)[None])
-        self.curvature, self.basis = curvature[0].clamp_min(0), basis[0]
+        self.curvature, self.basis = curvature[0].clamp_min(0), basis[0].contiguous()
         if self.tail == "learnt":
             self._learn_tail(x, logits.shape[1])
         if held_out is not None:
@@ -144,8 +146,6 @@ class LinearizedLaplace:
         tail = LearntTail(self.features.activations(x[:2]), outputs, self.seed)
         share = 1 - float(self.spectrum.explained_trace)
         self.features.tail = tail.learn(self.kernel, x, share, self.seed)
-        one = torch.eye(outputs, dtype=torch.float64, device=self.basis.device)
-        self.basis = torch.block_diag(self.basis, one)
         self.curvature = torch.cat([self.curvature, self.curvature.new_zeros(outputs)])
 
     def _residuals(self, y: Tensor, outputs: Tensor) -> float:
@@ -215,7 +215,11 @@ class LinearizedLaplace:
         """
         logits, features = self._fitted().features(x)
         tails = remainder(self.kernel, x, features) if self.tail is True else None
-        return Outputs(logits, features @ self.basis, tails)
+        k = len(self.basis)
+        rotated = features[..., :k] @ self.basis
+        if features.shape[-1] > k:  # those of a learnt tail stay as they are
+            rotated = torch.cat([rotated, features[..., k:]], dim=-1)
+        return Outputs(logits, rotated, tails)
 
     def predict(self, x: Points) -> Gaussian:
         """The outputs of the model with their posterior covariance, without observation noise."""
@@ -234,7 +238,7 @@ class LinearizedLaplace:
 
     def predict_proba(self, x: Points, method: str = "mc", draws: int = DRAWS) -> Tensor:
         """Class probabilities (n, c), or (n, 2) of a model with one logit."""
-        size = max(1, NUMBERS_AT_ONCE // (self._fitted().spectrum.k * self.kernel.outputs))
+        size = max(1, NUMBERS_AT_ONCE // (len(self._fitted().curvature) * self.kernel.outputs))
         parts = [x[start : start + size] for start in range(0, max(1, len(x)), size)]
         return torch.cat([self.probabilities(self.outputs(p), method, draws) for p in parts])
 

@@ -173,7 +173,7 @@ class LaplaceTorch(MAP):
             best = min(tried, key=tried.__getitem__)
             if step == 16:
                 # all that can be asked for about it at once: the Jacobians cost more than the rest
-                outputs.gaussians([10 ** (i / 64) for i in range(best[0] - 64, best[0] + 65, 4)])
+                outputs.gaussians([10 ** (i / 64) for i in range(best[0] - 60, best[0] + 61, 4)])
             joint, tempers = (range(b - 3 * step, b + 4 * step, step) for b in best)
         self.temperature_ = 10 ** (best[1] / 64)
         self.prior_precision_ = 10 ** ((best[0] - best[1]) / 64)

@@ -16,7 +16,7 @@ from neuralef.files import fingerprint, read_tensors, write_tensors
 from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.extension import FeatureMap
-from neuralef.points import move
+from neuralef.points import move, twice
 from neuralef.spectrum import Spectrum
 
 FORMAT = "neuralef laplace 1"
@@ -75,9 +75,13 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     for name in TENSORS:
         setattr(posterior, name, tensors[name].to(device))
     if posterior.tail == "learnt":
-        seen = posterior.features.activations(move(posterior.spectrum.point, device))
+        seen = posterior.features.activations(move(twice(posterior.spectrum.point), device))
         tail = LearntTail(seen, posterior.kernel.outputs)
-        tail.load_state_dict(below(TAIL, tensors), strict=False)  # the model has no part in it
+        own = {name for name in tail.state_dict() if not name.startswith("activations")}
+        learnt = below(TAIL, tensors)
+        if set(learnt) != own:
+            raise ValueError(f"{path} is damaged: it lacks some of its tail")
+        tail.load_state_dict(learnt, strict=False)  # the model has no part in it
         posterior.features.tail = tail
     if MIXTURE[0] in tensors:
         posterior.mixture_ = tensors[MIXTURE[0]], tensors[MIXTURE[1]]

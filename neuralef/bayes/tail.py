@@ -1,7 +1,7 @@
 """The variance that k functions leave out, learnt from the model's activations.
 
-κ(x, x) takes the Jacobian at x, many times the work of a prediction. Its logarithm is a plain
-function of what the model's layers see of x, and there costs nothing.
+κ(x, x) takes the Jacobian at x, many times the work of a prediction. A small network on what the
+model's layers see of x learns its logarithm, and costs next to nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from neuralef.networks.activations import Activations
 from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, points_at_once
 
-WIDTH, STEPS, BATCH = 256, 2000, 512
+WIDTH, STEPS, BATCH, RATE = 256, 2000, 512, 2e-3
+EPOCHS = 200  # at most: few points would be learnt by heart
+LEAST = 1e-4  # of an output's mean: what is less is as good as nothing, and hard to learn
 
 
 class LearntTail(nn.Module):
@@ -25,10 +27,11 @@ class LearntTail(nn.Module):
 
     ρ is the share of the kernel's trace that the functions leave out, taken to be the same at all
     points: κ − Ψ̃Ψ̃ᵀ itself is the difference of two numbers that are learnt, and noise where it is
-    small.
+    small. Far from the data it stays within what it has seen there.
     """
 
     level: Tensor
+    range: Tensor
 
     def __init__(self, activations: Activations, outputs: int, seed: int = 0) -> None:
         super().__init__()
@@ -37,27 +40,40 @@ class LearntTail(nn.Module):
         self.head = SharedMLP(
             activations.size, outputs, WIDTH, activation="gelu", normalize=False, seed=seed
         ).to(like).eval()  # fmt: skip
-        self.register_buffer("level", torch.zeros(outputs, dtype=torch.float64).to(like.device))
+        zeros = torch.zeros(2, outputs, dtype=torch.float64, device=like.device)
+        self.register_buffer("range", zeros)  # of the logarithms about their level
+        self.register_buffer("level", zeros[0].clone())
 
     def forward(self, seen: Tensor) -> Tensor:
         """In float64."""
-        return ((self.head(seen).double() + self.level) / 2).exp()
+        within = self.head(seen).double().clamp(*self.range)
+        return ((within + self.level) / 2).exp()
 
     def learn(self, kernel: NTK, x: Points, share: float, seed: int) -> LearntTail:
         """Teach it κ(x, x) at the training points; `share` is ρ."""
         with torch.no_grad():
             parts = [self.activations(part) for part in x.split(points_at_once(x))]
-            diagonal = kernel.diagonal(x).double()
+            diagonal = kernel.diagonal(x).double().reshape(len(x), -1)
         seen = torch.cat(parts)
         # an output that no weight moves, as a masked class has it, has no logarithm
-        floor = 1e-12 * diagonal.mean() + torch.finfo(torch.float32).tiny
-        logarithm = diagonal.reshape(len(x), -1).clamp_min(floor).log()
+        floor = (LEAST * diagonal.mean(0)).clamp_min(torch.finfo(torch.float32).tiny)
+        logarithm = torch.maximum(diagonal, floor).log()
         level = logarithm.mean(0)
+        values = logarithm - level
+        self.range.copy_(torch.stack([values.amin(0), values.amax(0)]))
         self.head.standardize(seen)
-        epochs = max(1, round(STEPS / -(-len(seen) // BATCH)))
-        values = (logarithm - level).to(seen)
+        epochs = min(EPOCHS, max(1, round(STEPS / -(-len(seen) // BATCH))))
         self.head = learn_mean(
-            self.head, seen, values, epochs, batch_size=BATCH, learning_rate=2e-3, seed=seed
-        )
+            self.head, seen, values.to(seen), epochs, batch_size=BATCH, learning_rate=RATE,
+            seed=seed,
+        )  # fmt: skip
         self.level.copy_(level + (math.log(share) if share > 0 else -math.inf))
         return self
+
+
+def check_seen(model: nn.Module, example: Points) -> None:
+    """Refuse a model whose activations cannot be read, before the long work."""
+    try:
+        Activations(model, example)
+    except ValueError as error:
+        raise ValueError(f"no tail can be learnt: {error}; tail=True needs none of them") from error

@@ -49,6 +49,11 @@ class Way:
     evidence: bool = True
 
 
+def of_seed(trained: str, seed: int) -> str:
+    """What a network that posteriors share is called on the bench."""
+    return f"{trained}, seed {seed}"
+
+
 def ways(bench: Bench, preset: Preset) -> Iterator[tuple[str, Way]]:
     """Every posterior of the study."""
     case = bench.case
@@ -97,7 +102,7 @@ def learnt(bench: Bench, preset: Preset) -> Iterator[tuple[str, Way]]:
             return bench.trained(make(k + OVERSAMPLE, True, seed), k, steps, seed)
 
         bench.sampled  # noqa: B018 - made before, since it has a time of its own
-        return _fitted(case, bench.once(f"{name}, seed {seed}", train), **given)
+        return _fitted(case, bench.once(of_seed(name, seed), train), seed=seed, **given)
 
     def taught(make: MakeNetwork, steps: int, seed: int) -> Tunable:
         network = make(s.k + OVERSAMPLE, False, seed)

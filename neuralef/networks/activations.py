@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from neuralef.networks.mlp import SharedMLP
 from neuralef.networks.precision import layer_by_layer
 from neuralef.networks.trial import check_model
-from neuralef.points import Points, move, points_at_once
+from neuralef.points import Points, move, points_at_once, twice
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -60,15 +60,18 @@ class Activations(nn.Module):
         seen: list[tuple[str, Tensor]] = []
         last: tuple[Any, Any] = (None, None)  # a skip connection takes in what its block does
 
-        def look(name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        def look(name: str, layer: nn.Module, args: Any, named: dict[str, Any]) -> None:
             nonlocal last
-            if args[0] is not last[0]:
-                taken = args[0].movedim(-1, 1) if isinstance(layer, nn.Linear) else args[0]
-                last = args[0], taken.flatten(2).mean(2) if taken.ndim > 2 else taken
+            given = args[0] if args else next(iter(named.values()))
+            if given is not last[0]:
+                taken = given.movedim(-1, 1) if isinstance(layer, nn.Linear) else given
+                last = given, taken.flatten(2).mean(2) if taken.ndim > 2 else taken
             seen.append((name, last[1]))
 
         hooks = [
-            self.model.get_submodule(name).register_forward_pre_hook(partial(look, name))
+            self.model.get_submodule(name).register_forward_pre_hook(
+                partial(look, name), with_kwargs=True
+            )
             for name in self.names
         ]
         try:
@@ -149,7 +152,7 @@ class ActivationHead(nn.Module):
         device = next(model.parameters()).device
         return cls(
             model, heads // outputs, outputs, independent, width, depth, normalized,
-            example=move(example, device),
+            example=move(twice(example), device),
         )  # fmt: skip
 
     def standardize(self, x: Points) -> None:
