@@ -174,22 +174,3 @@ def test_images_are_cropped_and_mirrored():
     assert len(seen) == 2 * N
     same = (seen[:, None] == x.flatten(1)).all(2)
     assert int(same.any(1).sum()) < 0.1 * len(seen)
-
-
-def test_a_cpu_compiles_nothing():
-    """The fused kernels are a GPU's; the training is the same to the bit."""
-    plain, fused = train(epochs=1), train(epochs=1, compiled=True)
-    for name, value in plain.state_dict().items():
-        assert torch.equal(value, fused.state_dict()[name]), name
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_compiled_training_learns_what_a_plain_one_learns():
-    x, labels = (part.to("cuda") for part in brightness(classes=3))
-    for compiled in (False, True):
-        model = ResNet(8, 4, outputs=3, seed=0).to("cuda", memory_format=torch.channels_last)
-        train_classifier(model, x, labels, 10, batch_size=32, compiled=compiled)
-        fresh, truth = (part.to("cuda") for part in brightness(classes=3, seed=1))
-        assert accuracy(model, fresh, truth) >= 0.95
-        assert all(value.is_cuda for value in model.state_dict().values())
-        assert not any(name.startswith("_orig_mod") for name in model.state_dict())

@@ -63,7 +63,6 @@ def train_classifier(
     seed: int = 0,
     report: Callable[[str], None] = lambda line: None,
     checkpoint: Path | None = None,
-    compiled: bool = False,
     after: Callable[[int], None] = lambda step: None,
     alongside: dict[str, Stateful] | None = None,
 ) -> nn.Module:
@@ -72,8 +71,7 @@ def train_classifier(
     A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax. The
     `schedule` is one cycle of the rate with Nesterov's momentum, or one of the paper's. With a
     `checkpoint` an interrupted training goes on from there, and so does what is kept `alongside`;
-    one that is over is only read. `after(steps)` is called when so many steps are done. What is
-    `compiled` has its small kernels fused on a GPU, which long trainings are worth.
+    one that is over is only read. `after(steps)` is called when so many steps are done.
     """
     check_choice(schedule, "schedule", tuple(SCHEDULES))
     check_count(epochs, "epochs")
@@ -84,8 +82,6 @@ def train_classifier(
         raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
     factor, nesterov = SCHEDULES[schedule]
     training = _Training(model, x, labels, weight_decay, nesterov)
-    if compiled and x.is_cuda:
-        training.forward = torch.compile(model)
     training.alongside = alongside or {}
     settings = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
@@ -122,7 +118,6 @@ class _Training:
         self, model: nn.Module, x: Tensor, labels: Tensor, weight_decay: float, nesterov: bool
     ) -> None:
         self.model, self.x, self.labels = model, x, labels
-        self.forward: Callable[[Tensor], Tensor] = model
         self.alongside: dict[str, Stateful] = {}
         self.rate = torch.zeros((), device=x.device)
         self.optimizer = torch.optim.SGD(
@@ -141,7 +136,7 @@ class _Training:
         kind = self.x.device.type
         self.optimizer.zero_grad()
         with torch.autocast(kind, torch.bfloat16, enabled=self.x.is_cuda, cache_enabled=False):
-            logits = self.forward(crop_and_flip(self.x[index]))
+            logits = self.model(crop_and_flip(self.x[index]))
         value = _loss(logits.float(), self.labels[index])
         value.backward()
         self.optimizer.step()
