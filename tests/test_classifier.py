@@ -1,6 +1,7 @@
 """The classifiers of the tangent kernel study, on images that brightness tells apart."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -39,6 +40,30 @@ def test_the_same_seed_gives_the_same_weights():
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
     assert not torch.equal(first.fc.weight, other.fc.weight)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="compiled code needs a compiler")
+def test_a_compiled_training_is_the_same_training():
+    x, labels = brightness()
+
+    def trained(compiled):
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten()]
+        model = nn.Sequential(*layers, nn.Linear(2 * (SIDE - 2) ** 2, 1))
+        return train_classifier(model, x, labels, 2, batch_size=32, compiled=compiled)
+
+    plain, compiled = trained(False), trained(True)
+    assert type(compiled) is nn.Sequential
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_to_be_compiled_is_compiled(monkeypatch):
+    made = []
+    monkeypatch.setattr(torch, "compile", lambda model, **given: made.append(model) or model)
+    plain, compiled = (train(epochs=1, compiled=compiled) for compiled in (False, True))
+    assert made == [compiled]
+    assert torch.equal(plain.fc.weight, compiled.fc.weight)
 
 
 def test_the_global_random_state_neither_matters_nor_changes():

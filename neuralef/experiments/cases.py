@@ -152,7 +152,7 @@ def paper_cases(
         train_classifier(
             case.model, case.x, case.labels, plan.epochs, schedule="steps",
             weight_decay=WEIGHT_DECAY, seed=seed, report=report,
-            checkpoint=out / f"resnet{depth}.safetensors",
+            checkpoint=out / f"resnet{depth}.safetensors", compiled=case.x.is_cuda,
         )  # fmt: skip
         case.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         yield f"ResNet-{depth}", case

@@ -65,13 +65,15 @@ def train_classifier(
     checkpoint: Path | None = None,
     after: Callable[[int], None] = lambda step: None,
     alongside: dict[str, Stateful] | None = None,
+    compiled: bool = False,
 ) -> nn.Module:
     """SGD with momentum on crops and mirror images; on a GPU each step is one captured graph.
 
     A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax. The
     `schedule` is one cycle of the rate with Nesterov's momentum, or one of the paper's. With a
     `checkpoint` an interrupted training goes on from there, and so does what is kept `alongside`;
-    one that is over is only read. `after(steps)` is called when so many steps are done.
+    one that is over is only read. `after(steps)` is called when so many steps are done. A long
+    training is worth the minute in which a `compiled` one fuses the model's kernels.
     """
     check_choice(schedule, "schedule", tuple(SCHEDULES))
     check_count(epochs, "epochs")
@@ -81,7 +83,7 @@ def train_classifier(
     if labels.is_floating_point():
         raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
     factor, nesterov = SCHEDULES[schedule]
-    training = _Training(model, x, labels, weight_decay, nesterov)
+    training = _Training(model, x, labels, weight_decay, nesterov, compiled)
     training.alongside = alongside or {}
     settings = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
@@ -115,9 +117,16 @@ class _Training:
     """A model, its optimizer, and one step, which a GPU replays."""
 
     def __init__(
-        self, model: nn.Module, x: Tensor, labels: Tensor, weight_decay: float, nesterov: bool
+        self,
+        model: nn.Module,
+        x: Tensor,
+        labels: Tensor,
+        weight_decay: float,
+        nesterov: bool,
+        compiled: bool = False,
     ) -> None:
         self.model, self.x, self.labels = model, x, labels
+        self.logits = torch.compile(model, dynamic=False) if compiled else model
         self.alongside: dict[str, Stateful] = {}
         self.rate = torch.zeros((), device=x.device)
         self.optimizer = torch.optim.SGD(
@@ -136,7 +145,7 @@ class _Training:
         kind = self.x.device.type
         self.optimizer.zero_grad()
         with torch.autocast(kind, torch.bfloat16, enabled=self.x.is_cuda, cache_enabled=False):
-            logits = self.model(crop_and_flip(self.x[index]))
+            logits = self.logits(crop_and_flip(self.x[index]))
         value = _loss(logits.float(), self.labels[index])
         value.backward()
         self.optimizer.step()
