@@ -1,6 +1,7 @@
 """The variance that k functions leave out, learnt: against the kernel's diagonal."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -195,3 +196,21 @@ def test_the_same_seed_gives_the_same_tail(monkeypatch):
 def test_other_words_are_refused(given):
     with pytest.raises(ValueError, match="tail must be False, True or 'learnt'"):
         LinearizedLaplace(mlp(), tail=given)
+
+
+@pytest.mark.parametrize("kind", [True, "learnt"])
+def test_a_tail_without_a_word_on_the_prior_warns(kind, monkeypatch):
+    monkeypatch.setattr(tail, "STEPS", 5)
+    x, y = points(60), labels(60)
+    solved = nef.Subspace(4).solve(nef.kernels.NTK(mlp()).gram(x))
+
+    def fit(tune=None, **given):
+        LinearizedLaplace(mlp(), solver=solved, **given).fit([(x, y)], tune)
+
+    with pytest.warns(UserWarning, match="as if there were no tail"):
+        fit(tail=kind)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the evidence")
+        fit(tail=kind, prior_variance=1.0)
+        fit([(points(20, seed=1), labels(20))], tail=kind)
+        fit()

@@ -29,6 +29,7 @@ from neuralef.networks.folding import fold_batch_norm
 from neuralef.networks.trial import check_model
 from neuralef.points import Points
 from neuralef.solvers import NeuralEF, Solver
+from neuralef.solvers.base import warn_user
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
 
@@ -138,6 +139,11 @@ class LinearizedLaplace:
             self._learn_tail(x, logits.shape[1])
         if held_out is not None:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
+        if self.tail and self.prior_variance is None:
+            warn_user(
+                "the evidence chooses the prior variance as if there were no tail, which then is "
+                "often far too large: pass tune=… or prior_variance=…"
+            )
         self._by_evidence(squares, logits.numel())
         return self
 
