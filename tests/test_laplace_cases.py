@@ -19,6 +19,7 @@ from neuralef.experiments.cifar import normalised
 from neuralef.experiments.posteriors import Bench, Case
 from neuralef.experiments.record import read_result
 from neuralef.networks import ResNet
+from neuralef.solvers.base import warn_user
 
 # Classifiers
 
@@ -167,6 +168,16 @@ def test_the_tail_makes_do_with_the_functions_there_are(monkeypatch):
         assert way.build(0).spectrum.k == 4
 
 
+def test_a_small_and_the_largest_spectrum_have_tails():
+    model = nn.Linear(1, 2).eval()
+    x, labels = torch.randn(3, 1), torch.tensor([0, 1, 0])
+    case = Case(model, x, labels, x, labels, x, {"own": None}, None, cases.jitter)
+    settings = dataclasses.replace(SETTINGS, most=70)
+    bench = Bench(case, settings, 0, lambda line: None)
+    found = [name for name, _ in laplace.ways(bench, PLANE) if name.endswith("with tail")]
+    assert found == ["exact, k = 50, with tail", "exact, k = 70, with tail"]
+
+
 @pytest.mark.parametrize(
     ("less", "kinds"),
     [({"distilled": False}, ("distilled",)), ({"exact": ()}, ("exact", "sampled"))],
@@ -194,6 +205,23 @@ def test_chance_alone_leaves_an_ece_that_falls_with_the_number_of_points():
         found[count] = laplace.attainable(case, preset, 0)
     for key in ("untuned", "tuned"):
         assert found[20_000][key] < 0.02 < 0.03 < found[200][key] < 0.3
+
+
+def test_what_every_fold_would_say_again_is_not_said(tmp_path, monkeypatch):
+    tiny(monkeypatch, "plane")
+    few(monkeypatch)
+    judge = laplace.judge
+
+    def outspoken(*given):
+        warn_user("the best temperature lies at the edge of what was looked at")
+        warn_user("the evidence chooses the prior variance as if there were no tail")
+        warn_user("something else")
+        return judge(*given)
+
+    monkeypatch.setattr(laplace, "judge", outspoken)
+    with pytest.warns(UserWarning, match="something else") as caught:
+        laplace.run(tmp_path, "tiny")
+    assert {str(warning.message) for warning in caught} == {"something else"}
 
 
 # What is printed

@@ -7,6 +7,7 @@ papers start from, too; "paper" trains the paper's own ResNets first.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -22,7 +23,7 @@ from neuralef.experiments.cases import Plan, checkpoint_case, paper_cases, plane
 from neuralef.experiments.device import timed, tuned_convolutions
 from neuralef.experiments.ledger import Ledger
 from neuralef.experiments.posteriors import Bench, Case, Settings
-from neuralef.experiments.record import write_figure, write_result
+from neuralef.experiments.record import environment, write_figure, write_result
 from neuralef.experiments.ways import RIVALS, Preset, Way, of_seed, ways
 from neuralef.metrics import entropy
 from neuralef.solvers import NeuralEF, Subspace
@@ -151,7 +152,10 @@ def compare(
             key = f"{name} | {label} | {seed + number}"
             if key not in ledger:
                 try:
-                    record = judge(way, bench, preset, seed + number)
+                    with warnings.catch_warnings():
+                        # every fold would say so, and tails are fitted before they are tuned
+                        warnings.filterwarnings("ignore", "the (best .* lies|evidence chooses)")
+                        record = judge(way, bench, preset, seed + number)
                 except ImportError as error:
                     report(f"{key}: left out, {error}")
                     break
@@ -185,7 +189,7 @@ def run(
         if value is not None and name not in used[chosen.plan.kind]:
             raise ValueError(f"the preset {preset} takes no --{name}")
     config = asdict(chosen) | {"seed": seed, "checkpoint": _content(checkpoint)}
-    ledger = Ledger(out / "parts.json", config)
+    ledger = Ledger(out / "parts.json", config, environment(device))
     cases: dict[str, Callable[..., Iterator[tuple[str, Case]]]] = {
         "plane": plane_case,
         "checkpoint": partial(checkpoint_case, data, checkpoint),
@@ -198,8 +202,9 @@ def run(
             if chosen.plan.kind == "plane":
                 measured[name]["plane"] = over_the_plane(case, chosen, seed)
     result = write_result(
-        out, "laplace", preset=preset, config=config, measured=measured, paper=PAPER, device=device
-    )
+        out, "laplace", preset=preset, config=config, measured=measured, paper=PAPER,
+        machines=ledger.machines,
+    )  # fmt: skip
     for name, figure in plots.laplace_figures(result).items():
         write_figure(out, name, figure)
     ledger.path.unlink(missing_ok=True)

@@ -10,12 +10,17 @@ from neuralef.files import write_json
 
 
 class Ledger:
-    """Records by their names in a JSON file, of a run with given settings."""
+    """Records by their names in a JSON file, of a run with given settings.
 
-    def __init__(self, path: Path, config: dict[str, Any]) -> None:
-        self.path = path
+    `machine` is what the records are made on from now on; `machines` all that made some.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], machine: dict[str, Any]) -> None:
+        self.path, self.machine = path, machine
         config = json.loads(json.dumps(config))
-        self.content: dict[str, Any] = {"config": config, "records": {}, "seconds": {}}
+        self.content: dict[str, Any] = {
+            "config": config, "records": {}, "seconds": {}, "machines": [],
+        }  # fmt: skip
         if path.exists():
             try:
                 found = json.loads(path.read_text(encoding="utf-8"))
@@ -41,8 +46,15 @@ class Ledger:
         """Of the parts that the posteriors of a case share."""
         return self.content["seconds"].get(name, {})
 
+    @property
+    def machines(self) -> list[dict[str, Any]]:
+        """What the records were made on, in the order of their sittings."""
+        return self.content["machines"]
+
     def write(self, key: str, record: Any, name: str, seconds: dict[str, float]) -> None:
         """Keep a record, on disk."""
         self.content["records"][key] = record
         self.content["seconds"][name] = dict(seconds)
+        if self.machine not in self.machines:
+            self.machines.append(self.machine)
         write_json(self.path, self.content)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 KEYS = {"experiment", "preset", "config", "environment", "paper", "measured"}
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
+OPTIONAL = ("laplace-torch",)  # told only where they are
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
@@ -25,11 +26,12 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     import neuralef
 
     versions = {"neuralef": neuralef.__version__}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *OPTIONAL):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
-            versions[package] = "unknown"
+            if package in PACKAGES:
+                versions[package] = "unknown"
     device = torch.device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
@@ -51,13 +53,18 @@ def write_result(
     preset: str | None = None,
     paper: dict[str, Any] | None = None,
     device: str | torch.device = "cpu",
+    machines: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Write folder/result.json and return its content."""
+    """Write folder/result.json and return its content.
+
+    `machines` are the environments of a run in several sittings, if they are not this one.
+    """
+    first, *others = machines or [environment(device)]
     result = {
         "experiment": experiment,
         "preset": preset,
         "config": config,
-        "environment": environment(device),
+        "environment": first | ({"later sittings": others} if others else {}),
         "paper": paper or {},
         "measured": measured,
     }

@@ -27,7 +27,7 @@ from neuralef.experiments.cifar import normalised
 from neuralef.experiments.device import timed, tuned_convolutions
 from neuralef.experiments.iterates import Images, Iterates, Settings
 from neuralef.experiments.ledger import Ledger
-from neuralef.experiments.record import write_figure, write_result
+from neuralef.experiments.record import environment, write_figure, write_result
 
 Report = Callable[[str], None]
 SEVERITIES = range(1, 6)
@@ -265,7 +265,7 @@ def run(
     chosen = PRESETS[preset]
     config = asdict(chosen) | {"seed": seed}
     frost = photographs(data)
-    ledger = Ledger(out / "parts.json", config)
+    ledger = Ledger(out / "parts.json", config, environment(device))
     measured: dict[str, Any] = {}
     with tuned_convolutions():
         parts = everything(chosen, out, device, seed, report, data, frost, ledger)
@@ -273,7 +273,7 @@ def run(
             measured.setdefault(name, {"seeds": []})["seeds"].append(record)
     result = write_result(
         out, "trajectory", preset=preset, config=config, measured=measured,
-        paper={"appendix": "C.3", "functions": 4000, "weights": 50}, device=device,
+        paper={"appendix": "C.3", "functions": 4000, "weights": 50}, machines=ledger.machines,
     )  # fmt: skip
     for name, figure in plots.trajectory_figures(result).items():
         write_figure(out, name, figure)
