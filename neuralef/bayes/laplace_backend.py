@@ -14,6 +14,8 @@ from torch.utils.data import TensorDataset
 
 from neuralef.networks.precision import differentiable
 
+FEW = 8  # prior precisions, for which products of rows are not worth their while
+
 
 def backend(tangent: Any) -> type:
     """The curvature by curvlinops, with Jacobians whose cost is linear in the number of points."""
@@ -54,10 +56,38 @@ class Rows(TensorDataset):
         return self[index]
 
 
-class Kronecker:
-    """The covariances J (H + δI)⁻¹ Jᵀ by Kronecker factors, for many prior precisions δ at once.
+class Diagonal:
+    """The covariances J (H + δI)⁻¹ Jᵀ in a basis where H is diagonal, for many precisions δ.
 
-    laplace-torch turns J into the basis of the factors and back for every δ.
+    Here it is that of the weights themselves. laplace-torch reads all of J for every δ; its numbers
+    are far more than those of a covariance, and reading them is what takes the time.
+    """
+
+    def __init__(self, posterior: Any) -> None:
+        self.values = posterior.H * posterior._H_factor
+
+    def turn(self, jacobians: Tensor) -> Tensor:
+        """Jacobians (n, c, p) in that basis."""
+        return jacobians
+
+    def covariances(self, jacobians: Tensor, prior_precisions: Sequence[float]) -> list[Tensor]:
+        """(n, c, c) for each prior precision, of Jacobians (n, c, p)."""
+        rows = self.turn(jacobians)
+        if len(prior_precisions) < FEW:
+            return [(rows / (self.values + value)) @ rows.mT for value in prior_precisions]
+        weights = torch.stack([1 / (self.values + value) for value in prior_precisions], 1)
+        n, c, _ = rows.shape
+        found = rows.new_empty(len(prior_precisions), n, c, c)
+        for i in range(c):
+            sums = (rows[:, i : i + 1] * rows[:, i:]) @ weights
+            found[:, :, i, i:] = found[:, :, i:, i] = sums.permute(2, 0, 1)
+        return list(found)
+
+
+class Kronecker(Diagonal):
+    """The same with Kronecker factors, in whose basis H is diagonal.
+
+    laplace-torch turns J into it and back for every δ.
     """
 
     def __init__(self, posterior: Any) -> None:
@@ -66,12 +96,34 @@ class Kronecker:
         values = [torch.outer(*v) if len(v) == 2 else v[0] for v in kron.eigenvalues]
         self.values = torch.cat([value.flatten() for value in values])
 
-    def covariances(self, jacobians: Tensor, prior_precisions: Sequence[float]) -> list[Tensor]:
-        """(n, c, c) for each prior precision, of Jacobians (n, c, p)."""
+    def turn(self, jacobians: Tensor) -> Tensor:
+        """Each layer by itself."""
         sizes = [math.prod(len(basis) for basis in bases) for bases in self.bases]
         parts = jacobians.split(sizes, dim=2)
-        turned = torch.cat([_turn(p, b) for p, b in zip(parts, self.bases, strict=True)], 2)
-        return [(turned / (self.values + value)) @ turned.mT for value in prior_precisions]
+        return torch.cat([_turn(p, b) for p, b in zip(parts, self.bases, strict=True)], 2)
+
+
+class Functions(Diagonal):
+    """The same with the few functions of ELLA; NaN where laplace-torch finds H + δI singular."""
+
+    def __init__(self, posterior: Any) -> None:
+        self.gram = posterior.feature_gram / posterior.temperature
+        values, vectors = torch.linalg.eigh(self.gram.double())
+        self.values = values.clamp_min(0)
+        self.directions = (posterior.dual_directions.double() @ vectors).to(self.gram)
+
+    def turn(self, jacobians: Tensor) -> Tensor:
+        """(n, c, k), in float64."""
+        return (jacobians @ self.directions).double()
+
+    def covariances(self, jacobians: Tensor, prior_precisions: Sequence[float]) -> list[Tensor]:
+        """(n, c, c) for each prior precision, of Jacobians (n, c, p)."""
+        found = super().covariances(jacobians, prior_precisions)
+        one = torch.eye(len(self.gram)).to(self.gram)
+        tried = [torch.linalg.cholesky_ex(self.gram + value * one) for value in prior_precisions]
+        return [
+            part * math.nan if int(t.info) else part for part, t in zip(found, tried, strict=True)
+        ]
 
 
 def _turn(part: Tensor, bases: Sequence[Tensor]) -> Tensor:

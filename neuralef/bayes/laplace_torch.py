@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from neuralef.bayes.baselines import MAP
-from neuralef.bayes.laplace_backend import Inducing, Kronecker, Rows, backend
+from neuralef.bayes.laplace_backend import (
+    Diagonal,
+    Functions,
+    Inducing,
+    Kronecker,
+    Rows,
+    backend,
+)
 from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.predictive import even_normals, to_probabilities
 from neuralef.bayes.tuning import minimise
@@ -35,7 +42,9 @@ METHODS = {  # whose weights laplace-torch treats, and how
     "full": ("all", "full"), "ella": ("all", "gp"), "valla": ("all", "gp"),
 }  # fmt: skip
 # whose covariances are made for many priors faster than for one after another
-MANY_PRIORS: dict[str, type[Kronecker | Inducing]] = {"kfac": Kronecker, "valla": Inducing}
+MANY_PRIORS: dict[str, type[Diagonal | Inducing]] = {
+    "diagonal": Diagonal, "kfac": Kronecker, "ella": Functions, "valla": Inducing,
+}  # fmt: skip
 
 
 class LaplaceTorch(MAP):
