@@ -288,6 +288,9 @@ def test_a_posterior_travels_by_file(solver, tmp_path):
         )
     with pytest.raises(ValueError, match="another model"):
         LinearizedLaplace.load(path, mlp(seed=1))
+    other = nn.Sequential(model[0], nn.ReLU(), *model[2:]).eval()  # the same weights
+    with pytest.raises(ValueError, match=r"gives other outputs|does not give the functions"):
+        LinearizedLaplace.load(path, other)
 
 
 def test_the_model_is_left_as_it_was():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from neuralef.bayes.features import Features, unpack_features
+from neuralef.bayes.features import Features, outputs_of, unpack_features
 from neuralef.bayes.held_out import CHOSEN
 from neuralef.bayes.laplace import LinearizedLaplace, folded
 from neuralef.bayes.moments import below
@@ -24,6 +25,8 @@ SETTINGS = ("likelihood", "tail", "seed", "samples")
 NUMBERS = (*SETTINGS, "noise_", *CHOSEN, *(f"{name}_" for name in CHOSEN))
 TENSORS = ("curvature", "basis", "noise_shape")
 MARK, TAIL, MIXTURE = "spectrum.", "tail.", ("mixture", "shares")
+# The model's outputs at the example point: the same weights may be those of another architecture.
+PROBE, TOLERANCE = "model_probe", 1e-2  # of the outputs' size: another device, another precision
 
 
 def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
@@ -31,6 +34,7 @@ def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
     spectrum, tensors = posterior.features.pack()
     tensors = {f"{MARK}{name}": value for name, value in tensors.items()}
     tensors |= {name: getattr(posterior, name) for name in TENSORS}
+    tensors[PROBE] = outputs_of(posterior.model, posterior.spectrum.point)
     if posterior.features.tail is not None:
         learnt = posterior.features.tail.state_dict().items()
         tensors |= {f"{TAIL}{name}": t for name, t in learnt if not name.startswith("activations")}
@@ -70,6 +74,7 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
         given["feature_map"] = NTK(posterior.tangent_model, **header["sampled"])
     posterior.spectrum = unpack_features(path, header["spectrum"], parts, model, given)
     posterior.solver = posterior.spectrum
+    _recognise(path, outputs_of(model, move(posterior.spectrum.point, device)), tensors[PROBE])
     posterior.kernel.prepare(posterior.spectrum.point)
     posterior.features = Features(model, posterior.spectrum)
     for name in TENSORS:
@@ -86,6 +91,16 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     if MIXTURE[0] in tensors:
         posterior.mixture_ = tensors[MIXTURE[0]], tensors[MIXTURE[1]]
     return posterior
+
+
+def _recognise(path: Path, outputs: Tensor, probe: Tensor) -> None:
+    """Refuse a model that makes something else of the weights."""
+    probe = probe.to(outputs)
+    if not torch.allclose(outputs, probe, rtol=0, atol=TOLERANCE * float(probe.abs().max())):
+        raise ValueError(
+            f"{path} is the posterior of another model: this one has its weights and gives other "
+            "outputs"
+        )
 
 
 def _sampled(spectrum: Spectrum) -> dict[str, Any] | None:
