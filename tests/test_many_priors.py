@@ -42,9 +42,10 @@ def test_a_diagonal_curvature_against_its_formula(outputs, count):
         torch.testing.assert_close(found, truth)
 
 
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 @pytest.mark.parametrize("method", MANY_PRIORS)
-def test_many_priors_lose_no_digits_of_small_covariances(method, scale):
+def test_many_priors_lose_no_digits_of_small_covariances(method, scale, many):
     """Of inputs so large that the data know nearly all, in float32; more inducing than weights."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
@@ -54,7 +55,8 @@ def test_many_priors_lose_no_digits_of_small_covariances(method, scale):
     new, _ = found._posterior.backend.jacobians(new)
     for precision in (1e-6, 1e2):
         truth = found._covariance(new, precision).double()
-        (fast,) = MANY_PRIORS[method](found._posterior).covariances(new, [precision])
+        grid = [precision] * FEW if many else [precision]
+        *_, fast = MANY_PRIORS[method](found._posterior).covariances(new, grid)
         if bool(truth.isnan().all()):  # laplace-torch finds it singular
             assert bool(fast.isnan().all())
             continue
@@ -72,6 +74,15 @@ def test_a_grid_of_priors_is_each_prior_by_itself():
         assert alone.prior_precision_ == value  # what is given stays
         alone = alone.predict(new)
         torch.testing.assert_close(found.covariance, alone.covariance)
+
+
+def test_a_curvature_that_is_no_number_is_told():
+    model, x = mlp(), points(60)
+    found = rival(model, "ella", prior_precision=1.0).fit([(x, labels(60))])
+    found._posterior.feature_gram.fill_(math.nan)
+    assert bool(found.gaussians(x[:3], [1.0])[0].covariance.isnan().all())
+    with pytest.raises(ValueError, match="pass a larger one"):
+        found.predict(x[:3])
 
 
 @pytest.mark.parametrize("inducing", [4, 50], ids=["few", "more than weights"])

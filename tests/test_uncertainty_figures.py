@@ -1,6 +1,7 @@
 """The ledger of a long study, and the pictures of calibration."""
 
 import io
+import json
 import math
 import os
 
@@ -46,6 +47,10 @@ def test_every_machine_that_made_a_record_is_known_once(tmp_path):
     assert Ledger(path, {}, HERE).machines == []
     for machine, key in ((HERE, "a"), (HERE, "b"), (THERE, "c"), (HERE, "d")):
         Ledger(path, {}, machine).write(key, {}, "case", {})
+    content = json.loads(path.read_text())
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps({key: content[key] for key in content if key != "machines"}))
+    assert ("d" in Ledger(older, {}, HERE), Ledger(older, {}, HERE).machines) == (True, [])
     machines = Ledger(path, {}, {"processor": "a third, which only looks"}).machines
     assert machines == [HERE, THERE]
     result = write_result(tmp_path, "laplace", config={}, measured={}, machines=machines)
@@ -211,7 +216,8 @@ def test_uncertainty_over_the_plane_is_drawn_with_the_points(count):
 @pytest.mark.parametrize("plane", [True, False])
 def test_the_figures_of_a_study_are_those_of_its_first_seeds(plane):
     given = pictures(3)
-    rest = {"mean": {"nll": 0.2, "ece": 0.01, "auroc": 0.9}, "test_seconds": 1.0}
+    rest = {"mean": {"nll": 0.2, "ece": 0.01, "auroc": 0.9}}
+    rest |= {"test_seconds": 1.0, "model_seconds": 1.0}
     ways = {
         name: [{"picture": found} | rest, {"picture": None} | rest]
         for name, found in zip(["MAP", "a", "b"], given.values(), strict=True)
@@ -233,7 +239,8 @@ def test_the_figures_of_a_study_are_those_of_its_first_seeds(plane):
 
 
 def scored(nll, seconds, ece=0.02):
-    return {"mean": {"nll": nll, "ece": ece, "auroc": 0.9}, "test_seconds": seconds}
+    mean = {"nll": nll, "ece": ece, "auroc": 0.9}
+    return {"mean": mean, "test_seconds": seconds, "model_seconds": 2.0}
 
 
 @pytest.mark.parametrize(("nll", "cut"), [(0.9, True), (0.31, False), (0.1, False)])

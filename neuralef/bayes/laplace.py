@@ -115,6 +115,11 @@ class LinearizedLaplace:
             raise ValueError("softmax_temperature=None is chosen on a held-out set: pass tune=…")
         if tune is None and self.average:
             raise ValueError("average=True is over what a held-out set leaves open: pass tune=…")
+        if tune is None and self.tail and self.prior_variance is None:
+            warn_user(
+                "the evidence chooses the prior variance as if there were no tail, which then is "
+                "often far too large: pass tune=… or prior_variance=…"
+            )
         check_model(self.model)
         device = next(self.model.parameters()).device
         held_out = None if tune is None else collect(tune, device, "tune")
@@ -139,11 +144,6 @@ class LinearizedLaplace:
             self._learn_tail(x, logits.shape[1])
         if held_out is not None:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
-        if self.tail and self.prior_variance is None:
-            warn_user(
-                "the evidence chooses the prior variance as if there were no tail, which then is "
-                "often far too large: pass tune=… or prior_variance=…"
-            )
         self._by_evidence(squares, logits.numel())
         return self
 

@@ -108,7 +108,8 @@ class Functions(Diagonal):
 
     def __init__(self, posterior: Any) -> None:
         self.gram = posterior.feature_gram / posterior.temperature
-        values, vectors = torch.linalg.eigh(self.gram.double())
+        known = self.gram.double().nan_to_num()  # what is no number is singular below
+        values, vectors = torch.linalg.eigh(known)
         self.values = values.clamp_min(0)
         self.directions = (posterior.dual_directions.double() @ vectors).to(self.gram)
 
@@ -122,7 +123,8 @@ class Functions(Diagonal):
         one = torch.eye(len(self.gram)).to(self.gram)
         tried = [torch.linalg.cholesky_ex(self.gram + value * one) for value in prior_precisions]
         return [
-            part * math.nan if int(t.info) else part for part, t in zip(found, tried, strict=True)
+            part * math.nan if int(t.info) or not bool(t.L.isfinite().all()) else part
+            for part, t in zip(found, tried, strict=True)
         ]
 
 

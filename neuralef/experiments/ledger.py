@@ -23,7 +23,8 @@ class Ledger:
         }  # fmt: skip
         if path.exists():
             try:
-                found = json.loads(path.read_text(encoding="utf-8"))
+                # an older one does not know its machines
+                found = {"machines": []} | json.loads(path.read_text(encoding="utf-8"))
                 if set(found) != set(self.content):
                     raise ValueError("it lacks some of its parts")
             except (ValueError, TypeError) as error:

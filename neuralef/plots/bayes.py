@@ -97,9 +97,11 @@ def laplace_scores(case: str, measured: dict[str, Any]) -> Figure:
             _cut(axes, found, "MAP")
         if key == "ece":  # of probabilities that are right, tuned and scored like these
             axes.axvline(measured["attainable_ece"]["tuned"], color="0.6", lw=1, ls=":", zorder=0)
-    model = np.mean([seed["test_seconds"] for seed in ways["MAP"]])
     panel(panels[-1], "", "time of a prediction, × MAP").set_xscale("log")
-    times = {name: [seed["test_seconds"] / model for seed in seeds] for name, seeds in ways.items()}
+    times = {
+        name: [seed["test_seconds"] / seed["model_seconds"] for seed in seeds]
+        for name, seeds in ways.items()
+    }
     dots(panels[-1], times, colors)
     return figure
 

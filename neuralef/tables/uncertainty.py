@@ -16,16 +16,14 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
     config = result["config"]
     columns = ("method", "NLL", "ECE", "AUROC", "NLL*", "AUROC*", "fit s", "× MAP")
     for case, measured in result["measured"].items():
-        ways = measured["ways"]
-        usual = mean_of(ways["MAP"], "test_seconds")
         rows = []
-        for name, seeds in ways.items():
+        for name, seeds in measured["ways"].items():
             evidence = [seed["evidence"] for seed in seeds if "evidence" in seed]
             rows.append((
                 name, *_scores([seed["mean"] for seed in seeds], "nll", "ece", "auroc"),
                 *_scores(evidence, "nll", "auroc"),
                 f"{mean_of(seeds, 'fit_seconds'):.1f}",
-                f"{mean_of(seeds, 'test_seconds') / usual:.2f}",
+                f"{mean_of(seeds, 'test_seconds') / mean_of(seeds, 'model_seconds'):.2f}",
             ))  # fmt: skip
             averaged = [seed["averaged"] for seed in seeds if "averaged" in seed]
             if averaged:
@@ -35,22 +33,43 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"{case}: tuned on {config['held']} test points, scored on the others, mean of "
             f"{config['folds']} folds", columns, rows,
         )  # fmt: skip
-        chance = measured["attainable_ece"]
+        chance, spread = measured["attainable_ece"], measured["attainable_ece"]["spread"]
         yield (
-            f"ECE of probabilities that are right: {chance['untuned']:.4f}, and tuned like these "
-            f"{chance['tuned']:.4f}"
+            f"ECE of probabilities that are right: {chance['untuned']:.4f} ± "
+            f"{spread['untuned']:.4f}, and tuned like these {chance['tuned']:.4f} ± "
+            f"{spread['tuned']:.4f}"
         )
+        yield from _remarks(case, measured["ways"], result)
     yield (
         "*: by the evidence alone; averaged: over all hyper-parameters that the held-out points "
         "leave possible; AUROC: of foreign points by their predictive entropy"
     )
-    cases = result["measured"].values()
-    missing = [name for name in config["rivals"] if any(name not in c["ways"] for c in cases)]
+
+
+def _remarks(case: str, ways: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
+    """What is missing, what was cut short, and what the paper has."""
+    rivals = result["config"]["rivals"]
+    for name in rivals:
+        for record in ways.get(name, ()):
+            if not record.get("complete", True):
+                seconds = result["config"]["rival_seconds"]
+                yield f"{name} saw the data {record['epochs']:.2f} times in {seconds:.0f} s"
+    missing = [name for name in rivals if name not in ways]
     if missing:
-        yield (
-            f"left out: {', '.join(missing)}; they need laplace-torch, pip install "
-            "'neuralef\\[compare]'"
+        hint = "; they need laplace-torch, pip install 'neuralef\\[compare]'"
+        yield f"left out: {', '.join(missing)}{hint if missing == list(rivals) else ''}"
+    paper, depth = result["paper"], case.removeprefix("ResNet-")
+    if result["preset"] != "paper" or depth not in paper["nll"]:
+        return
+    for key in ("nll", "ece"):
+        model = mean_of([seed["mean"] for seed in ways["MAP"]], key)
+        ours = ", ".join(
+            f"{name} {mean_of([seed['mean'] for seed in seeds], key) / model:.3f}"
+            for name, seeds in ways.items()
+            if name.startswith(("NeuralEF", "paper"))
         )
+        theirs = paper[key][depth] / paper[f"map_{key}"][depth]
+        yield f"{key.upper()} over MAP's: {ours}; the paper has {theirs:.3f}"
 
 
 def _scores(records: list[dict[str, float]], *keys: str) -> list[str]:
