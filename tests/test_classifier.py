@@ -10,6 +10,7 @@ from torch import nn
 
 from neuralef.experiments import classifier
 from neuralef.experiments.classifier import accuracy, train_classifier
+from neuralef.experiments.device import can_compile
 from neuralef.networks import ResNet
 
 
@@ -56,6 +57,15 @@ def test_a_compiled_training_is_the_same_training():
     assert type(compiled) is nn.Sequential
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(compiled.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("there", "able"), [("gcc", True), ("clang", True), ("make", False)])
+def test_a_compiler_is_looked_for(monkeypatch, there, able):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name == there else None)
+    assert can_compile() is able
+    monkeypatch.setenv("CC", there)
+    assert can_compile()
 
 
 def test_what_is_to_be_compiled_is_compiled(monkeypatch):

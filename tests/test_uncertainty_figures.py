@@ -269,6 +269,23 @@ def test_scores_are_a_dot_a_seed_and_a_line_at_their_mean(nll, cut):
     assert rendered(figure["resnet_8_scores"])
 
 
+def test_every_row_that_is_far_off_is_told_in_numbers():
+    """Of two the nearer one, too, where it would still make one of all others."""
+    ways = {
+        "paper": [scored(9.0, 1.0)],
+        "MAP": [scored(0.9, 1.0)],
+        "a": [scored(0.2, 1.0), scored(0.24, 1.0)],
+        "b": [scored(0.3, 1.0)],
+    }
+    measured = with_pictures({"ways": ways, "attainable_ece": {"tuned": 0.015}})
+    first, ece, *_ = plots.laplace_figures({"measured": {"x": measured}})["x_scores"].axes
+    assert {text.get_text(): text.get_position()[1] for text in first.texts} == {
+        "9.0000 →": 0, "0.9000 →": 1,
+    }  # fmt: skip
+    assert 0.3 < first.get_xlim()[1] < 0.9
+    assert not ece.texts  # where all are alike none is far off
+
+
 def with_pictures(measured):
     shown = next(iter(pictures(1).values()))
     for seeds in measured["ways"].values():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from neuralef.data import crop_and_flip, read_images, two_moons
 from neuralef.experiments.cifar import normalised
 from neuralef.experiments.classifier import train_classifier
+from neuralef.experiments.device import can_compile
 from neuralef.experiments.posteriors import Case, MakeNetwork
 from neuralef.networks import Pretrained, ResNet, SharedMLP, SharedResNet, StackedMLP, StackedResNet
 
@@ -152,7 +153,8 @@ def paper_cases(
         train_classifier(
             case.model, case.x, case.labels, plan.epochs, schedule="steps",
             weight_decay=WEIGHT_DECAY, seed=seed, report=report,
-            checkpoint=out / f"resnet{depth}.safetensors", compiled=case.x.is_cuda,
+            checkpoint=out / f"resnet{depth}.safetensors",
+            compiled=case.x.is_cuda and can_compile(),
         )  # fmt: skip
         case.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         yield f"ResNet-{depth}", case

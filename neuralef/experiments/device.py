@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,11 @@ def timed(work: Callable[..., Any], *args: Any) -> tuple[Any, float]:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return result, time.perf_counter() - start
+
+
+def can_compile() -> bool:
+    """Whether there is a C compiler, without which torch.compile makes no kernels for a GPU."""
+    return any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang"))
 
 
 @contextmanager

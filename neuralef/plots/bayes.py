@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -93,10 +94,13 @@ def laplace_scores(case: str, measured: dict[str, Any]) -> Figure:
         panel(axes, case if key == "nll" else "", label)
         found = {name: [seed["mean"][key] for seed in seeds] for name, seeds in ways.items()}
         dots(axes, found, colors)
+        axes.locator_params(axis="x", nbins=5)
+        # of probabilities that are right, tuned and scored like these
+        chance = measured["attainable_ece"]["tuned"] if key == "ece" else math.inf
         if key != "auroc":
-            _cut(axes, found, "MAP")
-        if key == "ece":  # of probabilities that are right, tuned and scored like these
-            axes.axvline(measured["attainable_ece"]["tuned"], color="0.6", lw=1, ls=":", zorder=0)
+            _cut(axes, found, chance)
+        if key == "ece":
+            axes.axvline(chance, color="0.6", lw=1, ls=":", zorder=0)
     panel(panels[-1], "", "time of a prediction, × MAP").set_xscale("log")
     times = {
         name: [seed["test_seconds"] / seed["model_seconds"] for seed in seeds]
@@ -106,15 +110,25 @@ def laplace_scores(case: str, measured: dict[str, Any]) -> Figure:
     return figure
 
 
-def _cut(axes: Axes, found: dict[str, list[float]], name: str) -> None:
-    """Leave out a row so far to the right that all others would be one; its number is told."""
-    others = [value for row, values in found.items() if row != name for value in values]
-    value, width = float(np.mean(found[name])), max(others, default=0) - min(others, default=0)
-    if others and value > max(others) + width > max(others):
-        axes.set_xlim(min(others) - 0.1 * width, max(others) + 0.1 * width)
+def _cut(axes: Axes, found: dict[str, list[float]], least: float) -> None:
+    """Leave out rows so far to the right that all others would be one; their numbers are told.
+
+    `least` is shown in any case.
+    """
+    means = {name: float(np.mean(values)) for name, values in found.items()}
+    for name in sorted(found, key=means.__getitem__, reverse=True):
+        others = [v for row, values in found.items() if means[row] < means[name] for v in values]
+        if not others:
+            return
+        low, high = min(others), max(others)
+        width = high - low
+        if not means[name] > high + 2 * width > high:
+            return
+        low = min(low, least)
+        axes.set_xlim(low - 0.1 * width, high + 0.1 * width)
         axes.text(
-            0.98, list(found).index(name), f"{value:.4f} →", fontsize=8, ha="right", va="center",
-            transform=axes.get_yaxis_transform(),
+            0.98, list(found).index(name), f"{means[name]:.4f} →", fontsize=8, ha="right",
+            va="center", transform=axes.get_yaxis_transform(),
         )  # fmt: skip
 
 

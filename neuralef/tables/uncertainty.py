@@ -28,7 +28,8 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             averaged = [seed["averaged"] for seed in seeds if "averaged" in seed]
             if averaged:
                 found = _scores(averaged, "nll", "ece", "auroc")
-                rows.append(("  averaged", *found, "", "", "", ""))
+                of = ", first seed" if len(averaged) < len(seeds) else ""
+                rows.append((f"  averaged{of}", *found, "", "", "", ""))
         yield make_table(
             f"{case}: tuned on {config['held']} test points, scored on the others, mean of "
             f"{config['folds']} folds", columns, rows,
