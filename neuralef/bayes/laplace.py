@@ -118,7 +118,7 @@ class LinearizedLaplace:
         if tune is None and self.tail and self.prior_variance is None:
             warn_user(
                 "the evidence chooses the prior variance as if there were no tail, which then is "
-                "often far too large: pass tune=… or prior_variance=…"
+                "often far too large: tune it on held-out points, or give the prior variance"
             )
         check_model(self.model)
         device = next(self.model.parameters()).device
