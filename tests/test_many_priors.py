@@ -9,8 +9,12 @@ from laplace_rivals import PRECISION, data, labels, mlp, resnet, rival, trained
 from torch import nn
 from truth import points
 
+from neuralef.bayes import laplace_torch
 from neuralef.bayes.laplace_backend import FEW, Diagonal
 from neuralef.bayes.laplace_torch import MANY_PRIORS
+from neuralef.points import points_at_once
+
+IMAGES = torch.empty(1, 3, 8, 8)
 
 
 @pytest.mark.parametrize("precision", [1e-6, 1e-2, 1.0, 1e4])
@@ -93,3 +97,25 @@ def test_inducing_points_whose_training_diverged_are_told(inducing):
     assert bool(found.gaussians(x[:3], [1.0, 2.0])[1].covariance.isnan().all())
     with pytest.raises(ValueError, match="pass a larger one"):
         found.predict(x[:3])
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(1, 1), (7, 7), (None, points_at_once(IMAGES) // 8)]
+)
+def test_kronecker_factors_do_not_depend_on_the_batches(batch, expected, monkeypatch):
+    """By default these are far larger than those of Jacobians, which the factors do not need."""
+    sizes = []
+    loader = laplace_torch.DataLoader
+
+    def counting(rows, size, **given):
+        sizes.append(size)
+        return loader(rows, size, **given)
+
+    monkeypatch.setattr(laplace_torch, "DataLoader", counting)
+    monkeypatch.setitem(laplace_torch.JACOBIAN_CHUNK, "cpu", 1)
+    model, x, y = resnet()
+    model, x = model.double(), x.double()
+    found = rival(model, "kfac", prior_precision=1.0, batch_size=batch).fit([(x, y)])
+    whole = rival(model, "kfac", prior_precision=1.0, batch_size=24).fit([(x, y)])
+    assert sizes == [expected, 24]
+    torch.testing.assert_close(found.predict(x).covariance, whole.predict(x).covariance)

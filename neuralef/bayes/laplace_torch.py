@@ -31,7 +31,7 @@ from neuralef.metrics import nll
 from neuralef.networks.folding import fold_batch_norm
 from neuralef.networks.tangent import JACOBIAN_CHUNK, Tangent
 from neuralef.networks.trial import device_kind
-from neuralef.points import Points
+from neuralef.points import Points, points_at_once
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,7 +116,10 @@ class LaplaceTorch(MAP):
         if self.method == "valla":
             self._train(Rows(x, y))
         else:
-            self._posterior.fit(DataLoader(Rows(x, y), self._at_once, collate_fn=tuple))
+            size = self._at_once
+            if self.method == "kfac" and self.batch_size is None:  # whose factors need no Jacobians
+                size = max(size, points_at_once(x) // (1 if x.is_cuda else 8))
+            self._posterior.fit(DataLoader(Rows(x, y), size, collate_fn=tuple))
         if tune is not None:
             return self.tune(tune)
         if self.method != "valla" and not given:  # it has learned δ with the rest
