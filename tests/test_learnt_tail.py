@@ -122,14 +122,22 @@ def test_a_file_is_read_by_the_layers_it_was_written_with(tmp_path, head):
     torch.testing.assert_close(again.predict_proba(x), posterior.predict_proba(x))
 
 
-def test_a_file_without_its_tail_is_refused(tmp_path, learnt):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tail.level", "damaged: it lacks some of its tail"),
+        ("curvature", "damaged or too old: it lacks curvature"),
+        ("model_probe", "damaged or too old: it lacks model_probe"),
+    ],
+)
+def test_a_file_that_lacks_a_part_is_refused(tmp_path, learnt, name, said):
     model, _, posterior = learnt
     path = tmp_path / "p.safetensors"
     posterior.save(path)
     header, tensors = read_tensors(path, saving.FORMAT)
-    del tensors["tail.level"]
+    del tensors[name]
     write_tensors(path, saving.FORMAT, header, tensors)
-    with pytest.raises(ValueError, match=r"p\.safetensors is damaged: it lacks some of its tail"):
+    with pytest.raises(ValueError, match=rf"p\.safetensors is {said}"):
         LinearizedLaplace.load(path, model)
 
 

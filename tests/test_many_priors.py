@@ -100,7 +100,7 @@ def test_inducing_points_whose_training_diverged_are_told(inducing):
 
 
 @pytest.mark.parametrize(
-    ("batch", "expected"), [(1, 1), (7, 7), (None, points_at_once(IMAGES) // 8)]
+    ("batch", "expected"), [(1, 1), (7, 7), (None, points_at_once(IMAGES) // 4)]
 )
 def test_kronecker_factors_do_not_depend_on_the_batches(batch, expected, monkeypatch):
     """By default these are far larger than those of Jacobians, which the factors do not need."""

@@ -103,7 +103,7 @@ class Kronecker(Diagonal):
         return torch.cat([_turn(p, b) for p, b in zip(parts, self.bases, strict=True)], 2)
 
 
-class Functions(Diagonal):
+class Projected(Diagonal):
     """The same with the few functions of ELLA; NaN where laplace-torch finds H + δI singular."""
 
     def __init__(self, posterior: Any) -> None:

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 from neuralef.bayes.baselines import MAP
 from neuralef.bayes.laplace_backend import (
     Diagonal,
-    Functions,
     Inducing,
     Kronecker,
+    Projected,
     Rows,
     backend,
 )
@@ -43,7 +43,7 @@ METHODS = {  # whose weights laplace-torch treats, and how
 }  # fmt: skip
 # whose covariances are made for many priors faster than for one after another
 MANY_PRIORS: dict[str, type[Diagonal | Inducing]] = {
-    "diagonal": Diagonal, "kfac": Kronecker, "ella": Functions, "valla": Inducing,
+    "diagonal": Diagonal, "kfac": Kronecker, "ella": Projected, "valla": Inducing,
 }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ class LaplaceTorch(MAP):
         else:
             size = self._at_once
             if self.method == "kfac" and self.batch_size is None:  # whose factors need no Jacobians
-                size = max(size, points_at_once(x) // (1 if x.is_cuda else 8))
+                size = max(size, points_at_once(x) // 4)
             self._posterior.fit(DataLoader(Rows(x, y), size, collate_fn=tuple))
         if tune is not None:
             return self.tune(tune)

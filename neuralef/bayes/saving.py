@@ -66,6 +66,9 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     posterior.kernel = NTK(posterior.tangent_model)
     if sorted(posterior.kernel.tangent.names) != header["trained"]:
         raise ValueError(f"{path} was fitted with other parameters of the model frozen")
+    missing = {*TENSORS, PROBE} - set(tensors)
+    if missing:
+        raise ValueError(f"{path} is damaged or too old: it lacks {', '.join(sorted(missing))}")
     device = next(model.parameters()).device
     parts = {n.removeprefix(MARK): t for n, t in tensors.items() if n.startswith(MARK)}
     exact = header["spectrum"]["network_class"] == "TangentFunctions"

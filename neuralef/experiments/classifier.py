@@ -77,11 +77,7 @@ def train_classifier(
     """
     check_choice(schedule, "schedule", tuple(SCHEDULES))
     check_count(epochs, "epochs")
-    per_epoch = len(x) // batch_size
-    if not per_epoch:
-        raise ValueError(f"{len(x)} images are fewer than a batch of {batch_size}")
-    if labels.is_floating_point():
-        raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
+    per_epoch = _batches(x, labels, batch_size)
     factor, nesterov = SCHEDULES[schedule]
     training = _Training(model, x, labels, weight_decay, nesterov, compiled)
     training.alongside = alongside or {}
@@ -111,6 +107,15 @@ def train_classifier(
                 training.save(checkpoint, settings, done)
                 saved = time.monotonic()
     return model.eval()
+
+
+def _batches(x: Tensor, labels: Tensor, batch_size: int) -> int:
+    """How many there are in an epoch; what cannot be learnt from is refused."""
+    if len(x) < batch_size:
+        raise ValueError(f"{len(x)} images are fewer than a batch of {batch_size}")
+    if labels.is_floating_point():
+        raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
+    return len(x) // batch_size
 
 
 class _Training:

@@ -23,12 +23,11 @@ class Ledger:
         }  # fmt: skip
         if path.exists():
             try:
-                # an older one does not know its machines
-                found = {"machines": []} | json.loads(path.read_text(encoding="utf-8"))
+                found = json.loads(path.read_text(encoding="utf-8"))
                 if set(found) != set(self.content):
                     raise ValueError("it lacks some of its parts")
             except (ValueError, TypeError) as error:
-                raise ValueError(f"{path} is damaged: {error}; remove it") from error
+                raise ValueError(f"{path} is damaged or too old: {error}; remove it") from error
             if found["config"] != config:
                 raise ValueError(f"{path} belongs to a run with other settings: remove it")
             self.content = found
