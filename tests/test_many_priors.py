@@ -9,6 +9,7 @@ from laplace_rivals import PRECISION, data, labels, mlp, resnet, rival, trained
 from torch import nn
 from truth import points
 
+import neuralef.points
 from neuralef.bayes import laplace_torch
 from neuralef.bayes.laplace_backend import FEW, Diagonal
 from neuralef.bayes.laplace_torch import MANY_PRIORS
@@ -119,3 +120,20 @@ def test_kronecker_factors_do_not_depend_on_the_batches(batch, expected, monkeyp
     whole = rival(model, "kfac", prior_precision=1.0, batch_size=24).fit([(x, y)])
     assert sizes == [expected, 24]
     torch.testing.assert_close(found.predict(x).covariance, whole.predict(x).covariance)
+
+
+@pytest.mark.parametrize("method", ["last-layer", "diagonal"])
+def test_few_weights_do_not_make_the_batches_large(method, monkeypatch):
+    """A deep network has far more activations than its last layer has Jacobians."""
+    monkeypatch.setattr(neuralef.points, "POINTS_AT_ONCE", 7)
+    model, (x, y) = mlp(), data(30)
+    seen, kept = [], []
+
+    def look(module, given, out):
+        seen.append(len(out))
+        kept.append(out.requires_grad)
+
+    model[0].register_forward_hook(look)
+    rival(model, method, prior_precision=1.0).fit([(x, y)]).predict_proba(x)
+    assert max(seen) == 7
+    assert method != "last-layer" or not any(kept)

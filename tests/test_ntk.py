@@ -6,7 +6,7 @@ from torch import nn
 from truth import points
 
 from neuralef.gram import FeatureGram, JacobianGram
-from neuralef.kernels import NTK, RBF, Coregional
+from neuralef.kernels import NTK, RBF, Coregional, ntk
 from neuralef.linalg import random_signs
 from neuralef.networks import tangent
 
@@ -128,14 +128,22 @@ def test_the_cheaper_way_is_chosen(samples, outputs, way):
     assert NTK(mlp(outputs), samples).prepare(points(2, 3)).way() == way
 
 
-def test_signs_too_large_for_memory_are_made_in_parts(monkeypatch):
-    model, x = mlp(), points(N, 3)
-    phi = NTK(model, 200).features(x)
-    monkeypatch.setattr("neuralef.kernels.ntk.LARGEST_SIGNS", 100)
-    monkeypatch.setitem(tangent.JACOBIAN_CHUNK, "cpu", 1)
-    kernel = NTK(model, 200).prepare(x)
-    assert kernel.way() == "jvp"
+@pytest.mark.parametrize("method", ["project", "jvp", "finite_difference"])
+def test_signs_too_large_for_memory_are_made_in_parts(method, monkeypatch):
+    kernel, x = NTK(mlp(), 200, method), points(N, 3)
+    phi = kernel.features(x)
+    monkeypatch.setitem(ntk.SIGNS_AT_ONCE, "cpu", 100)
+    monkeypatch.setattr(ntk, "TANGENTS_AT_ONCE", 1)
+    assert len(kernel._groups(method)) == 4
     assert_close(kernel.features(x), phi)
+
+
+@pytest.mark.parametrize(("outputs", "way"), [(12, "project"), (13, "jvp")])
+def test_jacobians_are_made_again_as_long_as_that_is_cheaper(outputs, way, monkeypatch):
+    kernel = NTK(mlp(outputs), 200).prepare(points(2, 3))
+    assert kernel.way() == "project"
+    monkeypatch.setitem(ntk.SIGNS_AT_ONCE, "cpu", 1)  # four passes cost 4 · 4 · c forward ones
+    assert kernel.way() == way
 
 
 @pytest.mark.parametrize("method", ["exact", "project", "jvp", "finite_difference"])

@@ -108,9 +108,13 @@ class LaplaceTorch(MAP):
         last = self.method == "last-layer"
         network = copy.deepcopy(self.model) if last else fold_batch_norm(self.model)
         weights = list(network.parameters())
-        weights = weights[-2:] if last else weights  # whose Jacobians are made
+        if last:  # no others are derived for, so that nothing of theirs is kept
+            for value in weights[:-2]:
+                value.requires_grad_(False)
+            weights = weights[-2:]
         numbers = logits.shape[1] * sum(value.numel() for value in weights)
-        self._at_once = self.batch_size or max(1, JACOBIAN_CHUNK[device_kind(x)] // numbers)
+        most = min(points_at_once(x), JACOBIAN_CHUNK[device_kind(x.device)] // numbers)
+        self._at_once = self.batch_size or max(1, most)
         self.prior_precision_, self.temperature_ = self.prior_precision or 1.0, 1.0
         self._posterior = self._make(network, len(x))
         if self.method == "valla":

@@ -226,7 +226,7 @@ class NNGP(Kernel):
             return x.flatten(1).repeat(1, count)  # type: ignore[union-attr]
         first = {name: value[0] for name, value in weights.items()}
         largest = largest_activation(body, x[:1], first)
-        size = max(1, ACTIVATION_CHUNK[device_kind(x)] // (largest * count))
+        size = max(1, ACTIVATION_CHUNK[device_kind(x.device)] // (largest * count))
         values = torch.cat([_run(body, weights, part) for part in x.split(size)])
         if self.marginalize:
             return values.flatten(1)

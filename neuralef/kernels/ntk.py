@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice, check_count, check_points, check_positive
 from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.linalg import random_signs
-from neuralef.networks.tangent import BACKWARD_COST, JACOBIAN_CHUNK, Tangent
+from neuralef.networks.tangent import BACKWARD_COST, Tangent
+from neuralef.networks.trial import device_kind
 from neuralef.points import Points, needs_gradient
 
 if TYPE_CHECKING:
     from neuralef.gram import Gram
 
 METHODS = ("exact", "project", "jvp", "finite_difference")
-# Beyond so many numbers the sign matrix is not worth its memory: 16 GiB in float32.
-LARGEST_SIGNS = 2**32
+# The most bytes of the sign matrix held at once: of a larger one each pass over J takes a part.
+SIGNS_AT_ONCE = {"cpu": 2**32, "cuda": 2**34}
+TANGENTS_AT_ONCE = 2**24  # numbers of the sign matrix, in a forward pass with some of its columns
 # A block κ(x1, x2) holds so many chunks of J(x2) rather than make them again.
 HELD_CHUNKS = 8
 
@@ -130,39 +132,49 @@ class NTK(Kernel):
             return "exact"
         if self.method is not None:
             return self.method
-        small = self.tangent.size * self.samples <= LARGEST_SIGNS
-        return "project" if small and self.samples > BACKWARD_COST * self.outputs else "jvp"
+        passes = len(self._groups("project"))
+        return "project" if self.samples > BACKWARD_COST * self.outputs * passes else "jvp"
+
+    def _groups(self, way: str) -> list[range]:
+        """The columns of the sign matrix, as many at once as memory holds."""
+        assert self.samples is not None
+        held = TANGENTS_AT_ONCE
+        if way == "project":
+            held = SIGNS_AT_ONCE[device_kind(self.tangent.device)] // self._sign_dtype.itemsize
+        step = max(64, held // self.tangent.size // 64 * 64)  # whole words of the generator
+        starts = range(0, self.samples, step)
+        return [range(start, min(start + step, self.samples)) for start in starts]
+
+    @property
+    def _sign_dtype(self) -> torch.dtype:
+        """Signs are exact in bfloat16, and the rounding of J averages out over its p columns."""
+        tangent = self.tangent
+        half = device_kind(tangent.device) == "cuda" and tangent.dtype == torch.float32
+        return torch.bfloat16 if half else tangent.dtype
 
     def _sketch(self, x: Points) -> Tensor:
         assert self.samples is not None
-        phi = torch.empty(
-            len(x), self.outputs, self.samples, dtype=self.tangent.dtype, device=x.device
-        )
-        if self.way() == "project":
-            half = phi.device.type == "cuda" and phi.dtype == torch.float32
-            # V is exact in bfloat16, and the rounding of J averages out over its p columns
-            dtype = torch.bfloat16 if half else phi.dtype
-            signs = self._signs(range(self.samples)).to(dtype)
-            start = 0
-            for jacobian in self.tangent.chunks(x, self.outputs):
-                stop = start + len(jacobian)
-                phi[start:stop] = jacobian.to(dtype) @ signs
-                start = stop
-            return phi
-        columns = max(64, JACOBIAN_CHUNK["cpu"] // self.tangent.size // 64 * 64)
-        for first in range(0, self.samples, columns):  # only some of V at once
-            some = range(first, min(first + columns, self.samples))
-            phi[..., some.start : some.stop] = self._push(x, self._signs(some))
+        way, tangent = self.way(), self.tangent
+        phi = torch.empty(len(x), self.outputs, self.samples, dtype=tangent.dtype, device=x.device)
+        for some in self._groups(way):
+            columns = slice(some.start, some.stop)
+            if way == "project":
+                signs, start = self._signs(some, self._sign_dtype), 0
+                for jacobian in tangent.chunks(x, self.outputs):
+                    stop = start + len(jacobian)
+                    phi[start:stop, :, columns] = jacobian.to(signs.dtype) @ signs
+                    start = stop
+            elif way == "jvp":
+                phi[..., columns] = tangent.forward_mode(x, self._signs(some))
+            else:
+                signs = self._signs(some)
+                phi[..., columns] = tangent.finite_difference(x, signs, self.epsilon)
         return phi
 
-    def _push(self, x: Points, signs: Tensor) -> Tensor:
-        if self.way() == "jvp":
-            return self.tangent.forward_mode(x, signs)
-        return self.tangent.finite_difference(x, signs, self.epsilon)
-
-    def _signs(self, columns: range) -> Tensor:
+    def _signs(self, columns: range, dtype: torch.dtype | None = None) -> Tensor:
         tangent = self.tangent
-        return random_signs(tangent.size, columns, self.seed, tangent.dtype, tangent.device)
+        dtype = dtype or tangent.dtype
+        return random_signs(tangent.size, columns, self.seed, dtype, tangent.device)
 
     def gram(self, x: Points) -> Gram:
         """A `JacobianGram`, or a `FeatureGram` of the sampled features."""

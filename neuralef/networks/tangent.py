@@ -174,7 +174,7 @@ class Tangent(nn.Module):
 
     def points_at_once(self, x: Points, outputs: int) -> int:
         """How many points' Jacobians make one chunk."""
-        return max(1, JACOBIAN_CHUNK[device_kind(x)] // (outputs * self.size))
+        return max(1, JACOBIAN_CHUNK[device_kind(x.device)] // (outputs * self.size))
 
     def push(self, x: Points, directions: Tensor, outputs: int) -> Tensor:
         """J(x) V for directions V (p, m): (n, c, m), by whichever way is the cheaper."""
@@ -219,7 +219,7 @@ class Tangent(nn.Module):
             )
         directions = directions.to(self.dtype)
         activations = self._activations(x)
-        budget = max(1, ACTIVATION_CHUNK[device_kind(x)] // activations)
+        budget = max(1, ACTIVATION_CHUNK[device_kind(x.device)] // activations)
         points = min(len(x), max(64, math.isqrt(budget)))
         columns = max(1, budget // points)
         parts = []

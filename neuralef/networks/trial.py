@@ -90,6 +90,6 @@ def plain(x: Any, change: Callable[[Tensor], Tensor] = lambda value: value) -> A
     return change(x)
 
 
-def device_kind(x: Points) -> str:
-    """Which of the chunk sizes holds for points where these are."""
-    return "cuda" if x.device.type == "cuda" else "cpu"
+def device_kind(device: torch.device) -> str:
+    """Which of the chunk sizes holds there."""
+    return "cuda" if device.type == "cuda" else "cpu"
