@@ -29,7 +29,7 @@ from laplace_studies import (
 from studies import blobs, never
 from torch import nn
 
-from neuralef import plots, tables
+from neuralef import plots
 from neuralef.bayes.baselines import MAP
 from neuralef.experiments import cases, classifier, device, laplace
 from neuralef.experiments.cases import image_case, plane_case
@@ -122,24 +122,6 @@ def test_what_has_no_evidence_has_no_scores_by_it(study):
                 assert "evidence" not in record
             else:
                 assert set(record["evidence"]) == SCORES
-
-
-def test_our_own_posteriors_are_averaged_too(study):
-    """Those with something open, with their first seed; the table shows both."""
-    ways = study.measured["ways"]
-    others = {"MAP", "temperature", "paper", *study.preset.rivals}
-    for label, records in ways.items():
-        for record in records:
-            first = record["seed"] == study.result["config"]["seed"]
-            assert ("averaged" in record) == (first and label not in others), label
-            if "averaged" in record:
-                assert set(record["averaged"]) == SCORES
-                assert record["averaged"] != record["mean"]
-    table = next(part for part in tables.laplace(study.result) if not isinstance(part, str))
-    names = list(table.columns[0].cells)
-    shown = [len(records) for records in ways.values() if "averaged" in records[0]]
-    assert names.count("  averaged") == sum(seeds == 1 for seeds in shown)
-    assert names.count("  averaged, first seed") == sum(seeds > 1 for seeds in shown)
 
 
 def test_the_seconds_of_a_fit_hold_those_of_what_it_shares(study):

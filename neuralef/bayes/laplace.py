@@ -18,7 +18,7 @@ from neuralef.bayes.eigenfunctions import eigenfunctions
 from neuralef.bayes.features import Features, outputs_of, remainder
 from neuralef.bayes.held_out import CHOSEN, DRAWS, tuned
 from neuralef.bayes.likelihood import LIKELIHOODS, Gaussian, check_targets, curvature_product
-from neuralef.bayes.posterior import Mixture, Outputs, WeightPosterior
+from neuralef.bayes.posterior import Outputs, WeightPosterior
 from neuralef.bayes.predictive import METHODS
 from neuralef.bayes.tail import LearntTail, check_seen
 from neuralef.bayes.tuning import by_evidence
@@ -44,8 +44,7 @@ class LinearizedLaplace:
     already; trained solvers teach `network`, by default a head on the model's own activations.
     `prior_variance` σ₀², `temperature` τ and `softmax_temperature` T of E softmax(f/T), in which f
     is as it is with T = 1, are chosen in `fit` where they are None, and then found under their
-    names with an underscore; with `average`, predictions are means over all that a held-out set
-    leaves possible of them. The noise of a regression is `noise_` times `noise_shape` of each
+    names with an underscore. The noise of a regression is `noise_` times `noise_shape` of each
     output; `tail` gives back the prior's variance in what the k functions leave out: True by the
     Jacobian at every point, "learnt" by c functions more that the model's activations tell.
 
@@ -68,7 +67,6 @@ class LinearizedLaplace:
         tail: bool | str = False,
         softmax_temperature: float | None = 1.0,
         samples: int = 4096,
-        average: bool = False,
         seed: int = 0,
     ) -> None:
         check_choice(likelihood, "likelihood", LIKELIHOODS)
@@ -79,8 +77,6 @@ class LinearizedLaplace:
             setattr(self, f"{name}_", 1.0)
         if likelihood == "regression" and softmax_temperature != 1.0:
             raise ValueError("a regression has no softmax: leave softmax_temperature at 1")
-        if likelihood == "regression" and average:
-            raise ValueError("average=True is for classification")
         if solver is not None and not isinstance(solver, (Solver, Spectrum)):
             raise TypeError(f"solver must be a Solver or a Spectrum, got {type(solver).__name__}")
         if network is not None and not (solver is None or isinstance(solver, TrainedSolver)):
@@ -88,14 +84,13 @@ class LinearizedLaplace:
         self.model, self.likelihood, self.solver = model, likelihood, solver
         if tail not in (False, True, "learnt"):
             raise ValueError(f"tail must be False, True or 'learnt', got {tail!r}")
-        self.network, self.average = network, average
+        self.network = network
         self.tail = tail if isinstance(tail, str) else bool(tail)
         self.samples, self.seed = (
             check_count(samples, "samples"),
             check_count(seed, "seed", least=0),
         )
         self.noise_: float | None = None
-        self.mixture_: tuple[Tensor, Tensor] | None = None
 
     prior_variance: float | None
     temperature: float | None
@@ -113,8 +108,6 @@ class LinearizedLaplace:
         """
         if tune is None and self.softmax_temperature is None:
             raise ValueError("softmax_temperature=None is chosen on a held-out set: pass tune=…")
-        if tune is None and self.average:
-            raise ValueError("average=True is over what a held-out set leaves open: pass tune=…")
         if tune is None and self.tail and self.prior_variance is None:
             warn_user(
                 "the evidence chooses the prior variance as if there were no tail, which then is "
@@ -170,7 +163,6 @@ class LinearizedLaplace:
         return features / self.noise_shape[:, None]
 
     def _by_evidence(self, squares: float, rows: int) -> None:
-        self.mixture_ = None
         τ = self.temperature_ = self.temperature or 1.0
         self.softmax_temperature_ = self.softmax_temperature or 1.0
         weights = self.kernel.tangent.weights().values()
@@ -190,8 +182,7 @@ class LinearizedLaplace:
 
     def tune_on(self, outputs: Outputs, y: Tensor) -> LinearizedLaplace:
         """`tune`, for held-out points whose outputs are at hand."""
-        found, self.mixture_ = tuned(self._fitted(), outputs, y)
-        for name, value in found.items():
+        for name, value in tuned(self._fitted(), outputs, y).items():
             setattr(self, f"{name}_", value)
         return self
 
@@ -200,19 +191,12 @@ class LinearizedLaplace:
             raise ValueError("call fit(loader) first")
         return self
 
-    def weights(self, seed: int | None = None) -> WeightPosterior | Mixture:
+    def weights(self, seed: int | None = None) -> WeightPosterior:
         """The posterior of the weights in the basis of H, with the hyper-parameters as they are."""
+        chosen = {name: getattr(self, f"{name}_") for name in CHOSEN}
         noise = 1.0 if self.noise_ is None else self.noise_
-        curvature, seed = self._fitted().curvature, self.seed if seed is None else seed
-
-        def of(values: Iterable[float]) -> WeightPosterior:
-            chosen = dict(zip(CHOSEN, values, strict=True))
-            return WeightPosterior(curvature, **chosen, noise=noise, seed=seed)
-
-        if self.mixture_ is None or not self.average:
-            return of(getattr(self, f"{name}_") for name in CHOSEN)
-        rows, shares = self.mixture_
-        return Mixture(tuple(of(row) for row in rows.tolist()), shares)
+        seed = self.seed if seed is None else seed
+        return WeightPosterior(self._fitted().curvature, **chosen, noise=noise, seed=seed)
 
     def outputs(self, x: Points) -> Outputs:
         """What the posterior has to know of points: all that calls the model and the network.

@@ -1,4 +1,4 @@
-"""The posterior of k weights, and what it says of a model's outputs; mixtures of such posteriors.
+"""The posterior of k weights, and what it says of a model's outputs.
 
 With Ψ̃ in the basis in which H = Σ Ψ̃ᵀΛΨ̃/τ + I/σ₀² is diagonal, all of it is sums over k.
 """
@@ -100,84 +100,6 @@ class WeightPosterior:
                 found, t = self.gaussian(part), self.softmax_temperature
                 parts.append(probabilities(found.mean / t, found.covariance / t**2, method))
         return torch.cat(parts)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Posteriors of the weights with different hyper-parameters, and their shares (m,).
-
-    >>> parts = tuple(WeightPosterior(torch.zeros(1), variance) for variance in (1.0, 3.0))
-    >>> mixture = Mixture(parts, torch.tensor([0.5, 0.5]))
-    >>> mixture.gaussian(Outputs(torch.zeros(1, 1), torch.ones(1, 1, 1))).variance
-    tensor([[2.]])
-    """
-
-    parts: tuple[WeightPosterior, ...]
-    shares: Tensor
-
-    def gaussian(self, outputs: Outputs) -> Gaussian:
-        """The mean and the covariance between the outputs of each point."""
-        shares = self.shares.to(outputs.features)
-        features, variances = outputs.features, shares @ self._variances().to(shares)
-        covariance = torch.einsum("nck,ndk->ncd", features * variances, features)
-        if outputs.tails is not None:
-            prior = shares @ shares.new_tensor([part.prior_variance for part in self.parts])
-            covariance = covariance + prior * outputs.tails
-        return Gaussian(outputs.mean, covariance)
-
-    def _variances(self) -> Tensor:
-        return torch.stack([part.variances for part in self.parts])
-
-    def normals(self, outputs: Outputs, draws: int) -> Tensor:
-        """Random numbers for draws, the same for all points."""
-        return self.parts[0].normals(outputs, draws)
-
-    def even_normals(self, outputs: Outputs, draws: int) -> Tensor:
-        """Those for a mean over draws."""
-        return self.parts[0].even_normals(outputs, draws)
-
-    def draw(self, outputs: Outputs, normals: Tensor) -> Tensor:
-        """Outputs (draws, n, c) from random numbers, each of a part that chance takes."""
-        generator = torch.Generator().manual_seed(self.parts[0].seed)
-        shares = self.shares.double().cpu()
-        index = torch.multinomial(shares, len(normals), replacement=True, generator=generator)
-        return self._draw(outputs, normals, index)
-
-    def _draw(self, outputs: Outputs, normals: Tensor, index: Tensor) -> Tensor:
-        if outputs.tails is None:
-            scaled = self._variances()[index.to(normals.device)].sqrt() * normals
-            return outputs.mean + torch.einsum("nck,sk->snc", outputs.features, scaled)
-        found = outputs.mean.new_empty(len(normals), *outputs.mean.shape)
-        for number in index.unique().tolist():
-            chosen = (index == number).to(normals.device)
-            found[chosen] = self.parts[number].draw(outputs, normals[chosen])
-        return found
-
-    def probabilities(self, outputs: Outputs, method: str, normals: Tensor) -> Tensor:
-        """E softmax(f/T), (n, c), or (n, 2) of one logit."""
-        if method != "mc":
-            found = (part.probabilities(outputs, method, normals) for part in self.parts)
-            return sum(s * p for s, p in zip(self.shares.tolist(), found, strict=True))
-        index = self.spread(len(normals))
-        temperatures = torch.tensor([part.softmax_temperature for part in self.parts])[index]
-        temperatures = temperatures.to(outputs.mean)[:, None, None]
-        size = max(1, NUMBERS_AT_ONCE // (len(normals) * outputs.mean.shape[1]))
-        parts = []
-        for start in range(0, len(outputs), size):
-            moved = self._draw(outputs[start : start + size], normals, index)
-            parts.append(to_probabilities(moved / temperatures).mean(0))
-        return torch.cat(parts)
-
-    def spread(self, draws: int) -> Tensor:
-        """The parts of draws for a mean, as many of each as its share says; pairs ±z are alike."""
-        pairs = -(-draws // 2)
-        generator = torch.Generator().manual_seed(self.parts[0].seed)
-        offset = torch.rand(1, dtype=torch.float64, generator=generator)
-        where = (torch.arange(pairs) + offset) / pairs
-        total = self.shares.double().cpu().cumsum(0)
-        index = torch.searchsorted(total, where).clamp_max(len(total) - 1)
-        order = torch.randperm(pairs, generator=generator)
-        return index[order].repeat_interleave(2)[:draws]
 
 
 def _directions(outputs: Outputs) -> int:

@@ -24,7 +24,7 @@ FORMAT = "neuralef laplace 1"
 SETTINGS = ("likelihood", "tail", "seed", "samples")
 NUMBERS = (*SETTINGS, "noise_", *CHOSEN, *(f"{name}_" for name in CHOSEN))
 TENSORS = ("curvature", "basis", "noise_shape")
-MARK, TAIL, MIXTURE = "spectrum.", "tail.", ("mixture", "shares")
+MARK, TAIL = "spectrum.", "tail."
 # The model's outputs at the example point: the same weights may be those of another architecture.
 PROBE, TOLERANCE = "model_probe", 1e-2  # of the outputs' size: another device, another precision
 
@@ -38,14 +38,8 @@ def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
     if posterior.features.tail is not None:
         learnt = posterior.features.tail.state_dict().items()
         tensors |= {f"{TAIL}{name}": t for name, t in learnt if not name.startswith("activations")}
-    if posterior.mixture_ is not None:
-        tensors |= dict(zip(MIXTURE, posterior.mixture_, strict=True))
     header = {name: getattr(posterior, name) for name in NUMBERS}
-    header |= {
-        "average": posterior.average,
-        "spectrum": spectrum,
-        "model": posterior.features.fingerprint,
-    }
+    header |= {"spectrum": spectrum, "model": posterior.features.fingerprint}
     header["sampled"] = _sampled(posterior.spectrum)
     header["trained"] = sorted(posterior.kernel.tangent.names)
     write_tensors(path, FORMAT, header, tensors)
@@ -59,7 +53,6 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
             f"{path} is the posterior of another model: its weights differ from this one's"
         )
     posterior = LinearizedLaplace(model, header["likelihood"], tail=header["tail"])
-    posterior.average = header.get("average", False)
     for name in NUMBERS:
         setattr(posterior, name, header[name])
     posterior.tangent_model = folded(model)
@@ -91,8 +84,6 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
             raise ValueError(f"{path} is damaged: it lacks some of its tail")
         tail.load_state_dict(learnt, strict=False)  # the model has no part in it
         posterior.features.tail = tail
-    if MIXTURE[0] in tensors:
-        posterior.mixture_ = tensors[MIXTURE[0]], tensors[MIXTURE[1]]
     return posterior
 
 

@@ -14,9 +14,6 @@ from neuralef.solvers.base import warn_user
 LOWEST, HIGHEST = math.log(1e-8), math.log(1e8)
 GRID = 17
 LOW, HIGH = LOWEST + 0.1, HIGHEST - 0.1  # what lies beyond is at the edge
-# of the grids of `likely`: points along each side, how often they are drawn closer, and what is
-# less than e^−3 times as likely as the best is left out: the 95 % region of two parameters
-SIDE, ROUNDS, UNLIKELY = 13, 4, 3.0
 
 
 def log_evidence(
@@ -102,38 +99,3 @@ def minimise(
             f"{math.exp(LOWEST):.0e} to {math.exp(HIGHEST):.0e}: the data do not bound it"
         )
     return np.exp(np.clip(found.x, *bounds)).tolist()
-
-
-def likely(
-    loss: Callable[..., float], best: Sequence[float], count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Positive arguments (m, free) of a mean loss of `count` points, and their shares (m,).
-
-    Those of a grid that are at least e^−3 times as likely as the best, ∝ e^(−count·loss), which is
-    also their share: a posterior by a prior that is flat in the logarithms within their bounds, but
-    for its tails, which without an end to the bounds would outweigh the rest.
-
-    >>> points, shares = likely(lambda s: (math.log(s) - 1) ** 2 / 2, [math.e], count=25)
-    >>> mean = float(shares @ np.log(points[:, 0]))
-    >>> spread = float(shares @ (np.log(points[:, 0]) - mean) ** 2) ** 0.5
-    >>> round(mean, 3), round(spread, 3)
-    (1.0, 0.188)
-    """
-    center = np.clip(np.log(best), LOWEST, HIGHEST)
-    least = count * loss(*best)
-    low, high = np.full(len(best), LOWEST), np.full(len(best), HIGHEST)
-    for _ in range(ROUNDS):
-        axes = [np.linspace(*ends, SIDE) for ends in zip(low, high, strict=True)]
-        points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(best))
-        values = count * np.array([loss(*np.exp(point).tolist()) for point in points])
-        values = np.where(np.isfinite(values), values, np.inf)
-        least = min(least, values.min()) if math.isfinite(least) else values.min()
-        kept = values - least < UNLIKELY
-        matter = np.vstack([points[kept], center])
-        step = (high - low) / (SIDE - 1)
-        low = np.clip(matter.min(0) - step, LOWEST, HIGHEST)
-        high = np.clip(matter.max(0) + step, LOWEST, HIGHEST)
-    if not kept.any():  # nothing else is finite, or all of it lies between the points of the grid
-        return np.exp(center)[None], np.ones(1)
-    shares = np.exp(least - values[kept])
-    return np.exp(points[kept]), shares / shares.sum()

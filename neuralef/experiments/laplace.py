@@ -95,10 +95,6 @@ def judge(way: Way, bench: Bench, preset: Preset, seed: int) -> dict[str, Any]:
     found["halves"] = halves["mean"]  # the protocol of others, for comparison
     folds = preset.held, preset.folds, bench.seed
     found |= over_folds(posterior, *data, *folds)
-    open_ = isinstance(posterior, LinearizedLaplace) and posterior.prior_variance is None
-    if open_ and seed == bench.seed:  # of one seed alone: it takes longer than all other scores
-        posterior.average = True
-        found["averaged"] = over_folds(posterior, *data, *folds)["mean"]
     return found
 
 

@@ -25,11 +25,6 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
                 f"{mean_of(seeds, 'fit_seconds'):.1f}",
                 f"{mean_of(seeds, 'test_seconds') / mean_of(seeds, 'model_seconds'):.2f}",
             ))  # fmt: skip
-            averaged = [seed["averaged"] for seed in seeds if "averaged" in seed]
-            if averaged:
-                found = _scores(averaged, "nll", "ece", "auroc")
-                of = ", first seed" if len(averaged) < len(seeds) else ""
-                rows.append((f"  averaged{of}", *found, "", "", "", ""))
         yield make_table(
             f"{case}: tuned on {config['held']} test points, scored on the others, mean of "
             f"{config['folds']} folds", columns, rows,
@@ -41,10 +36,7 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"{spread['tuned']:.4f}"
         )
         yield from _remarks(case, measured["ways"], result)
-    yield (
-        "*: by the evidence alone; averaged: over all hyper-parameters that the held-out points "
-        "leave possible; AUROC: of foreign points by their predictive entropy"
-    )
+    yield ("*: by the evidence alone; AUROC: of foreign points by their predictive entropy")
 
 
 def _remarks(case: str, ways: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
