@@ -18,6 +18,8 @@ import neuralef as nef
 from neuralef.bayes import LinearizedLaplace, laplace_backend, laplace_torch
 from neuralef.bayes.baselines import MAP, TemperatureScaling
 from neuralef.bayes.laplace_torch import METHODS, LaplaceTorch
+from neuralef.bayes.likelihood import Gaussian
+from neuralef.bayes.tuning import tempering
 from neuralef.metrics import nll
 
 methods = pytest.mark.parametrize("method", METHODS)
@@ -197,16 +199,23 @@ def test_held_out_points_choose_the_best_prior(method):
     model, (x, y), (new, truth) = trained(), data(60), data(200, seed=3)
     found = rival(model, method).fit([(x, y)], tune=[(new, truth)])
     best = nll(found.predict_proba(new), truth)
+    least = best + tempering(found.temperature_, 200)
     others = found.gaussians(new, [10.0**i for i in range(-6, 9)])
     for some in others:
         for temper in (0.1, 1.0, 10.0):
             moved = some.mean + temper**0.5 * found._moves(some)
-            assert best <= nll(moved.softmax(-1).mean(0), truth)
+            assert least <= nll(moved.softmax(-1).mean(0), truth) + tempering(temper, 200)
     assert nll(found.predict_proba(new), truth) == best  # asking for others changes nothing
     assert nll(found.tune([(new, truth)]).predict_proba(new), truth) <= best
     if method not in ("ella", "valla"):
         evidence = rival(model, method).fit([(x, y)])
         assert best <= nll(evidence.predict_proba(new), truth) + 1e-4
+
+
+def test_points_that_do_not_tell_the_temperature_leave_it_alone():
+    sure = Gaussian(points(20, 3), torch.zeros(20, 3, 3).double())
+    outputs = SimpleNamespace(gaussians=lambda precisions: [sure] * len(precisions))
+    assert rival(mlp(), "kfac").tune_on(outputs, labels(20)).temperature_ == 1.0
 
 
 @pytest.mark.parametrize("method", ["full", "kfac", "diagonal", "last-layer"])

@@ -11,8 +11,9 @@ from truth import points
 
 import neuralef as nef
 from neuralef.bayes import LinearizedLaplace
+from neuralef.bayes.posterior import Outputs
 from neuralef.bayes.predictive import laplace_bridge, probabilities, to_probabilities
-from neuralef.bayes.tuning import log_evidence, minimise
+from neuralef.bayes.tuning import log_evidence, minimise, tempering
 
 
 def dense_covariance(model, x, new, curvature, variance=VARIANCE, temperature=TEMPERATURE):
@@ -123,12 +124,24 @@ def test_held_out_points_choose_the_best_hyper_parameters():
     y = labels(200)
     posterior = LinearizedLaplace(model, solver=nef.Subspace(k=10))
     posterior.fit([(x, labels(60))], tune=[(new, y)])
-    best = nef.metrics.nll(posterior.predict_proba(new), y)
+
+    def loss(found):
+        return nef.metrics.nll(found.predict_proba(new), y) + tempering(found.temperature_, 200)
+
     for variance in (1e-3, 1.0, 1e3):
         for temperature in (1e-2, 1.0, 1e2):
             other = fixed(model, 10, prior_variance=variance, temperature=temperature)
-            other.fit([(x, labels(60))])
-            assert best <= nef.metrics.nll(other.predict_proba(new), y) + 1e-6
+            assert loss(posterior) <= loss(other.fit([(x, labels(60))])) + 1e-6
+
+
+def test_points_that_do_not_tell_the_temperature_leave_it_alone():
+    """Draws of f move all logits alike, so that no hyper-parameter matters to the likelihood."""
+    posterior = LinearizedLaplace(mlp(), solver=nef.Subspace(k=10)).fit([(points(60), labels(60))])
+    outputs = posterior.outputs(points(20, seed=1))
+    alike = Outputs(outputs.mean, outputs.features[:, :1].expand_as(outputs.features))
+    with pytest.warns(UserWarning, match="prior_variance lies at the edge"):
+        posterior.tune_on(alike, labels(20))
+    assert posterior.temperature_ == pytest.approx(1, rel=1e-2)
 
 
 def test_held_out_sets_may_be_changed_without_another_fit():

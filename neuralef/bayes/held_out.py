@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neuralef.bayes.likelihood import check_targets, gaussian_nll
 from neuralef.bayes.posterior import Outputs, WeightPosterior
-from neuralef.bayes.tuning import minimise
+from neuralef.bayes.tuning import minimise, tempering
 from neuralef.metrics import nll
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ DRAWS, COARSE = 256, 32  # of Monte Carlo, as in the paper; for a first look
 
 
 def tuned(posterior: LinearizedLaplace, outputs: Outputs, y: Tensor) -> dict[str, float]:
-    """What makes the held-out points likeliest."""
+    """What makes the held-out points likeliest, with no more tempering than they ask for."""
     y = check_targets(posterior.likelihood, y, outputs.mean)
     given: dict[str, float | None] = {name: getattr(posterior, name) for name in CHOSEN}
     regression = posterior.likelihood == "regression"
@@ -43,7 +43,8 @@ def tuned(posterior: LinearizedLaplace, outputs: Outputs, y: Tensor) -> dict[str
         if regression:
             noise = weights.noise * posterior.noise_shape
             return gaussian_nll(weights.gaussian(outputs), y, noise)
-        return nll(weights.probabilities(outputs, "mc", normals[:draws]), y)
+        p = weights.probabilities(outputs, "mc", normals[:draws])
+        return nll(p, y) + tempering(weights.temperature, len(y))
 
     if not free:
         return chosen([])

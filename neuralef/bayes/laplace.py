@@ -174,8 +174,8 @@ class LinearizedLaplace:
     def tune(self, held_out: Iterable[Any]) -> LinearizedLaplace:
         """Choose what is left open by the likelihood of held-out points; again, if need be.
 
-        These are σ₀² and τ; σ₀² and T if `softmax_temperature` is None, with τ = 1; for a
-        regression σ₀² and the noise, with τ = 1.
+        These are σ₀² and τ, whose distance from 1 has to be worth it; σ₀² and T if
+        `softmax_temperature` is None, with τ = 1; for a regression σ₀² and the noise, with τ = 1.
         """
         x, y = collect(held_out, self._fitted().curvature.device, "tune")
         return self.tune_on(self.outputs(x), y)

@@ -25,7 +25,7 @@ from neuralef.bayes.laplace_backend import (
 )
 from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.predictive import even_normals, to_probabilities
-from neuralef.bayes.tuning import minimise
+from neuralef.bayes.tuning import minimise, tempering
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.metrics import nll
 from neuralef.networks.folding import fold_batch_norm
@@ -185,7 +185,7 @@ class LaplaceTorch(MAP):
                     moves = self._moves(some)
                     for j in tempers:
                         p = to_probabilities(some.mean + 10 ** (j / 128) * moves).mean(0)
-                        tried[i, j] = nll(p, y)
+                        tried[i, j] = nll(p, y) + tempering(10 ** (j / 64), len(y))
             best = min(tried, key=tried.__getitem__)
             if step == 16:
                 # all that can be asked for about it at once: the Jacobians cost more than the rest
