@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from neuralef.plots.base import dots, panel
 
@@ -101,12 +102,19 @@ def laplace_scores(case: str, measured: dict[str, Any]) -> Figure:
             _cut(axes, found, chance)
         if key == "ece":
             axes.axvline(chance, color="0.6", lw=1, ls=":", zorder=0)
-    panel(panels[-1], "", "time of a prediction, × MAP").set_xscale("log")
+    times_panel = panel(panels[-1], "", "time of a prediction, × MAP")
+    times_panel.set_xscale("log")
     times = {
         name: [seed["test_seconds"] / seed["model_seconds"] for seed in seeds]
         for name, seeds in ways.items()
     }
-    dots(panels[-1], times, colors)
+    dots(times_panel, times, colors)
+    top = max(max(values) for values in times.values())
+    # few enough to stand beside each other, and written out
+    subs = (1.0,) if top > 30 else (1.0, 2.0, 5.0)
+    times_panel.xaxis.set_major_locator(LogLocator(subs=subs))
+    times_panel.xaxis.set_major_formatter("{x:g}")
+    times_panel.xaxis.set_minor_formatter(NullFormatter())
     return figure
 
 
