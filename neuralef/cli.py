@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from neuralef.command import (
+    Device,
+    Json,
+    Out,
+    Overwrite,
+    Seed,
+    check_device,
+    finish,
+    leave_earlier,
+    name_of,
+    open_run,
+    report_lines,
+    show_warning,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,57 +43,6 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "trajectory": ("data",),
 }
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
-Seed = Annotated[int, typer.Option(help="Seed of every random number.", min=0)]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace the result of an earlier run.")]
-
-
-def _leave_earlier(folder: Path, experiment: str, overwrite: bool) -> None:
-    """Refuse a folder that holds the result of an earlier run, unless told to replace it.
-
-    A demo or a benchmark may replace its own.
-    """
-    from neuralef.experiments.record import read_result
-
-    if overwrite or not (folder / "result.json").exists():
-        return
-    if experiment in ("demo", "bench") and read_result(folder)["experiment"] == experiment:
-        return
-    raise ValueError(
-        f"{folder} holds the result of an earlier run: choose another or pass --overwrite"
-    )
-
-
-def _open_run(folder: Path, experiment: str, overwrite: bool) -> None:
-    """Refuse a folder that holds a result or cannot be written, before any work."""
-    from neuralef.files import check_writable
-
-    _leave_earlier(folder, experiment, overwrite)
-    check_writable(folder)
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} is not available: {error}".splitlines()[0]) from error
-
-
-def _finish(result: dict[str, Any], show_json: bool, lines: Any) -> None:
-    """Print a result as JSON, or as the tables and lines of a command."""
-    if show_json:
-        print(json.dumps(result))
-        return
-    from rich.console import Console
-
-    console = Console()
-    for line in lines:
-        console.print(line, highlight=False)
-
 
 @app.command()
 def demo(
@@ -90,15 +53,15 @@ def demo(
     show_json: Json = False,
 ) -> None:
     """Solve two kernels, check them against the exact answer, draw and save them."""
-    _open_run(out, "demo", overwrite)
-    _check_device(device)
+    open_run(out, "demo", overwrite)
+    check_device(device)
     from neuralef import tables
     from neuralef.experiments import demo as study
 
     progress = False if show_json else None
     result = study.run(out, device=device, seed=seed, progress=progress)
     files = ", ".join(sorted(path.name for path in out.iterdir() if not path.name.startswith(".")))
-    _finish(result, show_json, [*tables.demo(result), f"written to {out}: {files}"])
+    finish(result, show_json, [*tables.demo(result), f"written to {out}: {files}"])
 
 
 @app.command()
@@ -144,8 +107,8 @@ def fit(
     show_json: Json = False,
 ) -> None:  # fmt: skip
     """Find the top eigenpairs of a kernel on your data; repeated, an interrupted run goes on."""
-    _leave_earlier(out, "fit", overwrite)
-    _check_device(device)
+    leave_earlier(out, "fit", overwrite)
+    check_device(device)
     from neuralef import tables
     from neuralef.experiments import fit as study
 
@@ -160,7 +123,7 @@ def fit(
     except KeyboardInterrupt:
         print("interrupted; repeat the command to go on from the last checkpoint", file=sys.stderr)
         raise typer.Exit(130) from None
-    _finish(result, show_json, [*tables.fit(result), f"written to {out}"])
+    finish(result, show_json, [*tables.fit(result), f"written to {out}"])
 
 
 @app.command()
@@ -193,18 +156,18 @@ def laplace(
     show_json: Json = False,
 ) -> None:  # fmt: skip
     """Turn a trained model into calibrated predictions: a posterior and how good it is."""
-    _open_run(out, "posterior", overwrite)
-    _check_device(device)
+    open_run(out, "posterior", overwrite)
+    check_device(device)
     from neuralef import tables
     from neuralef.experiments import posterior as study
 
     request = study.Request(
         checkpoint=str(checkpoint), model=model, train=str(train), test=str(test),
-        tune=_name(tune), outside=_name(outside), likelihood=likelihood,
+        tune=name_of(tune), outside=name_of(outside), likelihood=likelihood,
         solver=solver, k=k, steps=steps, tail=tail, seed=seed,
     )  # fmt: skip
     result = study.run(request, out, device, False if show_json else None)
-    _finish(result, show_json, [*tables.posterior(result), f"written to {out}"])
+    finish(result, show_json, [*tables.posterior(result), f"written to {out}"])
 
 
 @app.command()
@@ -220,12 +183,12 @@ def transform(
     show_json: Json = False,
 ) -> None:
     """Write the features of new points, whose inner products are the kernel."""
-    _check_device(device)
+    check_device(device)
     from neuralef.experiments import fit as study
 
     result = study.transform(run, data, out, eigenfunctions, array, device)
     rows, columns = result["shape"][0], result["shape"][1:]
-    _finish(result, show_json, [f"{rows} points × {columns} features written to {out}"])
+    finish(result, show_json, [f"{rows} points × {columns} features written to {out}"])
 
 
 @app.command()
@@ -238,7 +201,7 @@ def show(
     from neuralef.experiments.record import read_result
 
     result = read_result(run)
-    _finish(result, show_json, tables.any_result(result))
+    finish(result, show_json, tables.any_result(result))
 
 
 @app.command()
@@ -274,13 +237,13 @@ def reproduce(
     module = import_module(f"neuralef.experiments.{study}")
     check_choice(preset, "preset", tuple(module.PRESETS))
     folder = out or Path("runs") / f"{study}-{preset}"
-    _open_run(folder, study, overwrite)
-    _check_device(device)
+    open_run(folder, study, overwrite)
+    check_device(device)
     from neuralef import tables
 
-    sources = {name: _name(given[name]) for name in STUDIES[study]}
-    result = module.run(folder, preset, device, seed, report=_report(show_json), **sources)
-    _finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])
+    sources = {name: name_of(given[name]) for name in STUDIES[study]}
+    result = module.run(folder, preset, device, seed, report=report_lines(show_json), **sources)
+    finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])
 
 
 @app.command()
@@ -293,29 +256,14 @@ def bench(
 ) -> None:
     """Measure speed as ratios in one run, the plain version beside ours."""
     if out is not None:
-        _open_run(out, "bench", overwrite)
-    _check_device(device)
+        open_run(out, "bench", overwrite)
+    check_device(device)
     from neuralef import tables
 
     benchmarks = import_module("neuralef.benchmarks")  # lies beside the package in the repository
 
-    result = benchmarks.run(only, device, out, report=_report(show_json))
-    _finish(result, show_json, tables.bench(result))
-
-
-def _name(path: Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
-def _report(silent: bool) -> Any:
-    """Progress lines on standard error, so that standard output stays clean."""
-    return (
-        (lambda line: None) if silent else (lambda line: print(line, file=sys.stderr, flush=True))
-    )
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    result = benchmarks.run(only, device, out, report=report_lines(show_json))
+    finish(result, show_json, tables.bench(result))
 
 
 def main() -> None:
@@ -323,7 +271,7 @@ def main() -> None:
 
     NEURALEF_TRACEBACK=1 shows the traceback all the same.
     """
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     try:
         app()
     except (ValueError, TypeError, OSError, FloatingPointError) as error:
