@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from neuralef.command import (
+from neuralef.cli_shared import (
     Device,
     Json,
     Out,

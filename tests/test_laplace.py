@@ -134,6 +134,16 @@ def test_held_out_points_choose_the_best_hyper_parameters():
             assert loss(posterior) <= loss(other.fit([(x, labels(60))])) + 1e-6
 
 
+def test_a_refused_held_out_set_changes_nothing():
+    model, x, new = mlp(), points(60), points(200, seed=1)
+    posterior = LinearizedLaplace(model, solver=nef.Subspace(k=10))
+    posterior.fit([(x, labels(60))], tune=[(new, labels(200))])
+    before = posterior.predict_proba(new)
+    with pytest.raises(ValueError, match="label"):
+        posterior.tune([(new, torch.full((200,), 7))])
+    assert torch.equal(posterior.predict_proba(new), before)
+
+
 def test_points_that_do_not_tell_the_temperature_leave_it_alone():
     """Draws of f move all logits alike, so that no hyper-parameter matters to the likelihood."""
     posterior = LinearizedLaplace(mlp(), solver=nef.Subspace(k=10)).fit([(points(60), labels(60))])

@@ -10,7 +10,7 @@ from torch import nn
 from truth import points
 
 import neuralef.points
-from neuralef.bayes import laplace_torch
+from neuralef.bayes import laplace_backend, laplace_torch
 from neuralef.bayes.laplace_backend import FEW, Diagonal
 from neuralef.bayes.laplace_torch import MANY_PRIORS
 from neuralef.points import points_at_once
@@ -122,18 +122,37 @@ def test_kronecker_factors_do_not_depend_on_the_batches(batch, expected, monkeyp
     torch.testing.assert_close(found.predict(x).covariance, whole.predict(x).covariance)
 
 
+class HeadFirst(nn.Module):
+    """A model whose last layer is written first."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(5, 3).double(), nn.Linear(2, 5).double()
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+
+
 @pytest.mark.parametrize("method", ["last-layer", "diagonal"])
 def test_few_weights_do_not_make_the_batches_large(method, monkeypatch):
     """A deep network has far more activations than its last layer has Jacobians."""
     monkeypatch.setattr(neuralef.points, "POINTS_AT_ONCE", 7)
-    model, (x, y) = mlp(), data(30)
+    model, (x, y) = HeadFirst().eval(), data(30)
     seen, kept = [], []
 
     def look(module, given, out):
         seen.append(len(out))
         kept.append(out.requires_grad)
 
-    model[0].register_forward_hook(look)
+    model.body.register_forward_hook(look)
     rival(model, method, prior_precision=1.0).fit([(x, y)]).predict_proba(x)
     assert max(seen) == 7
     assert method != "last-layer" or not any(kept)
+
+
+def test_the_last_layer_is_the_one_that_runs_last():
+    pytest.importorskip("laplace")
+    model = HeadFirst()
+    found = laplace_backend.last_layer(model, points(1))
+    assert torch.equal(found.weight, model.head.weight)
+    assert not model.head._forward_hooks

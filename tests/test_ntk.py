@@ -134,8 +134,12 @@ def test_signs_too_large_for_memory_are_made_in_parts(method, monkeypatch):
     phi = kernel.features(x)
     monkeypatch.setitem(ntk.SIGNS_AT_ONCE, "cpu", 100)
     monkeypatch.setattr(ntk, "TANGENTS_AT_ONCE", 1)
-    assert len(kernel._groups(method)) == 4
+    made = []
+    monkeypatch.setattr(
+        ntk, "random_signs", lambda *given: made.append(given[1]) or random_signs(*given)
+    )
     assert_close(kernel.features(x), phi)
+    assert made == [range(0, 64), range(64, 128), range(128, 192), range(192, 200)]
 
 
 @pytest.mark.parametrize(("outputs", "way"), [(12, "project"), (13, "jvp")])

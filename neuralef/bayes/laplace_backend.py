@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -43,6 +44,16 @@ def backend(tangent: Any) -> type:
             return torch.cat([part.flatten(1) for part in parts.values()], dim=1)[:, None], values
 
     return Backend
+
+
+@torch.no_grad()
+def last_layer(model: nn.Module, x: Tensor) -> nn.Module:
+    """The layer that runs last, as laplace-torch finds it; it need not be written last."""
+    from laplace.utils import FeatureExtractor
+
+    extractor = FeatureExtractor(copy.deepcopy(model))  # which leaves hooks in what it is given
+    extractor.find_last_layer(x)
+    return extractor.last_layer
 
 
 class Rows(TensorDataset):

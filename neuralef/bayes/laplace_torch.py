@@ -22,6 +22,7 @@ from neuralef.bayes.laplace_backend import (
     Projected,
     Rows,
     backend,
+    last_layer,
 )
 from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.predictive import even_normals, to_probabilities
@@ -107,12 +108,8 @@ class LaplaceTorch(MAP):
         # Batch norms have no Kronecker factors; a last layer does not see them.
         last = self.method == "last-layer"
         network = copy.deepcopy(self.model) if last else fold_batch_norm(self.model)
-        weights = list(network.parameters())
-        if last:  # no others are derived for, so that nothing of theirs is kept
-            for value in weights[:-2]:
-                value.requires_grad_(False)
-            weights = weights[-2:]
-        numbers = logits.shape[1] * sum(value.numel() for value in weights)
+        part = last_layer(self.model, x[:1]) if last else network  # whose Jacobians are made
+        numbers = logits.shape[1] * sum(value.numel() for value in part.parameters())
         most = min(points_at_once(x), JACOBIAN_CHUNK[device_kind(x.device)] // numbers)
         self._at_once = self.batch_size or max(1, most)
         self.prior_precision_, self.temperature_ = self.prior_precision or 1.0, 1.0
@@ -123,7 +120,8 @@ class LaplaceTorch(MAP):
             size = self._at_once
             if self.method == "kfac" and self.batch_size is None:  # whose factors need no Jacobians
                 size = max(size, points_at_once(x) // 4)
-            self._posterior.fit(DataLoader(Rows(x, y), size, collate_fn=tuple))
+            with torch.set_grad_enabled(not last):  # whose Jacobians need no graph
+                self._posterior.fit(DataLoader(Rows(x, y), size, collate_fn=tuple))
         if tune is not None:
             return self.tune(tune)
         if self.method != "valla" and not given:  # it has learned δ with the rest

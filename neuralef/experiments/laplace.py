@@ -20,6 +20,7 @@ import torch
 from neuralef.bayes import LinearizedLaplace
 from neuralef.bayes.baselines import MAP, TemperatureScaling
 from neuralef.bayes.laplace_torch import LaplaceTorch
+from neuralef.bayes.tuning import TEMPERING
 from neuralef.experiments.calibration import Tunable, over_folds, scores
 from neuralef.experiments.cases import Plan, checkpoint_case, paper_cases, plane_case
 from neuralef.experiments.device import timed, tuned_convolutions
@@ -196,7 +197,9 @@ def run(
     for name, value in (("data", data), ("checkpoint", checkpoint)):
         if value is not None and name not in used[chosen.plan.kind]:
             raise ValueError(f"the preset {preset} takes no --{name}")
-    config = asdict(chosen) | {"seed": seed, "checkpoint": _content(checkpoint)}
+    config = asdict(chosen) | {
+        "seed": seed, "checkpoint": _content(checkpoint), "tempering": TEMPERING,
+    }  # fmt: skip
     ledger = Ledger(out / "parts.json", config, environment(device))
     cases: dict[str, Callable[..., Iterator[tuple[str, Case]]]] = {
         "plane": plane_case,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 METHODS = ("exact", "project", "jvp", "finite_difference")
 # The most bytes of the sign matrix held at once: of a larger one each pass over J takes a part.
-SIGNS_AT_ONCE = {"cpu": 2**32, "cuda": 2**34}
+SIGNS_AT_ONCE = {"cpu": 2**33, "cuda": 2**34}
 TANGENTS_AT_ONCE = 2**24  # numbers of the sign matrix, in a forward pass with some of its columns
 # A block κ(x1, x2) holds so many chunks of J(x2) rather than make them again.
 HELD_CHUNKS = 8
@@ -133,14 +133,18 @@ class NTK(Kernel):
         if self.method is not None:
             return self.method
         passes = len(self._groups("project"))
-        return "project" if self.samples > BACKWARD_COST * self.outputs * passes else "jvp"
+        many = self.samples > BACKWARD_COST * self.outputs * passes
+        return "project" if many or self.tangent.recurrent else "jvp"
 
     def _groups(self, way: str) -> list[range]:
         """The columns of the sign matrix, as many at once as memory holds."""
         assert self.samples is not None
-        held = TANGENTS_AT_ONCE
+        held, device = TANGENTS_AT_ONCE, self.tangent.device
         if way == "project":
-            held = SIGNS_AT_ONCE[device_kind(self.tangent.device)] // self._sign_dtype.itemsize
+            most = SIGNS_AT_ONCE[device_kind(device)]
+            if device.type == "cuda":  # there is more to be held than signs
+                most = min(most, torch.cuda.get_device_properties(device).total_memory // 4)
+            held = most // self._sign_dtype.itemsize
         step = max(64, held // self.tangent.size // 64 * 64)  # whole words of the generator
         starts = range(0, self.samples, step)
         return [range(start, min(start + step, self.samples)) for start in starts]

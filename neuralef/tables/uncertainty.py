@@ -36,7 +36,7 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"{spread['tuned']:.4f}"
         )
         yield from _remarks(case, measured["ways"], result)
-    yield ("*: by the evidence alone; AUROC: of foreign points by their predictive entropy")
+    yield "*: by the evidence alone; AUROC: of foreign points by their predictive entropy"
 
 
 def _remarks(case: str, ways: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
