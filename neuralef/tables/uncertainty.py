@@ -49,8 +49,9 @@ def _remarks(case: str, ways: dict[str, Any], result: dict[str, Any]) -> Iterato
                 yield f"{name} saw the data {record['epochs']:.2f} times in {seconds:.0f} s"
     missing = [name for name in rivals if name not in ways]
     if missing:
-        hint = "; they need laplace-torch, pip install 'neuralef\\[compare]'"
-        yield f"left out: {', '.join(missing)}{hint if missing == list(rivals) else ''}"
+        absent = "laplace-torch" not in result["environment"]
+        hint = "; they need laplace-torch, pip install 'neuralef\\[compare]'" if absent else ""
+        yield f"left out: {', '.join(missing)}{hint}"
     paper, depth = result["paper"], case.removeprefix("ResNet-")
     if result["preset"] != "paper" or depth not in paper["nll"]:
         return
