@@ -11,7 +11,7 @@ from truth import points
 
 import neuralef as nef
 from neuralef.bayes import LinearizedLaplace
-from neuralef.bayes.predictive import laplace_bridge, probabilities, to_probabilities
+from neuralef.bayes.predictive import METHODS
 
 
 def dense_covariance(model, x, new, curvature, variance=VARIANCE, temperature=TEMPERATURE):
@@ -149,32 +149,6 @@ def test_draws_have_the_covariance_that_is_predicted():
         torch.testing.assert_close(sampled, found.covariance, rtol=0.1, atol=0.03)
 
 
-def test_three_ways_to_probabilities_agree_where_they_should():
-    mean = torch.tensor([[0.5, -0.2, 0.1], [2.0, 0.0, -1.0]]).double()
-    small = 0.05 * torch.eye(3).double().expand(2, 3, 3)
-    torch.manual_seed(0)
-    draws = mean + torch.randn(200_000, 2, 3).double() * math.sqrt(0.05)
-    exact = to_probabilities(draws).mean(0)
-    torch.testing.assert_close(probabilities(mean, small, "probit"), exact, rtol=0, atol=5e-3)
-    none = torch.zeros_like(small)
-    torch.testing.assert_close(probabilities(mean, none, "probit"), mean.softmax(1))
-
-
-def test_the_bridge_leads_back_to_a_dirichlet():
-    """Its Laplace approximation in the logits has this mean and covariance (MacKay 1998)."""
-    alpha = torch.tensor([[4.0, 2.5, 3.0], [30.0, 5.0, 9.0]]).double()
-    mean = alpha.log() - alpha.log().mean(1, keepdim=True)
-    inverse, k = 1 / alpha, alpha.shape[1]
-    covariance = torch.diag_embed(inverse) - (inverse[:, :, None] + inverse[:, None, :]) / k
-    covariance = covariance + inverse.sum(1)[:, None, None] / k**2
-    truth = alpha / alpha.sum(1, keepdim=True)
-    shift = torch.tensor([0.3, -1.0]).double()[:, None]  # a softmax does not see it
-    found = laplace_bridge(mean + shift, covariance + 0.5)
-    torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9)
-    # logits whose sum is known already, to rounding: nothing is left to condition on
-    torch.testing.assert_close(laplace_bridge(mean, covariance), truth, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("solver", ["exact", "sampled", "head", "own", "distilled"])
 def test_a_posterior_travels_by_file(solver, tmp_path):
     model, x, new, path = mlp(), points(60), points(7, seed=1), tmp_path / "p.safetensors"
@@ -190,7 +164,8 @@ def test_a_posterior_travels_by_file(solver, tmp_path):
     posterior = LinearizedLaplace(model, solver=solvers[solver], network=network, samples=64)
     posterior.fit([(x, labels(60))]).save(path)
     loaded = LinearizedLaplace.load(path, model)
-    for method in ("mc", "probit", "bridge"):
+    assert loaded.predictive == "pairwise"
+    for method in METHODS:
         torch.testing.assert_close(
             loaded.predict_proba(new, method), posterior.predict_proba(new, method)
         )

@@ -115,6 +115,16 @@ def test_every_record_has_finite_scores(study):
             assert sum(drawn["share"]) == pytest.approx(1, abs=1e-3)
 
 
+def test_draws_are_compared_with_pairs_where_there_are_both(study):
+    for label, records in study.measured["ways"].items():
+        first, *others = records
+        assert ("draws" in first) == (label not in ("MAP", "temperature", "paper"))
+        assert not any("draws" in record for record in others)
+        if "draws" in first:
+            assert set(first["draws"]) == SCORES
+            assert first["draws"] != first["mean"]
+
+
 def test_what_has_no_evidence_has_no_scores_by_it(study):
     for label, records in study.measured["ways"].items():
         for record in records:

@@ -14,10 +14,15 @@ def test_tables_print_every_way(study):
     preset = study.preset
     assert f"{study.case}: tuned on {preset.held} test points" in text
     for label, records in study.measured["ways"].items():
-        (row,) = [line for line in text.splitlines() if line.startswith(f" {label}  ")]
+        row, *below = [line for line in text.splitlines() if line.startswith(f" {label}  ")]
         mean = np.mean([record["mean"]["nll"] for record in records])
         assert f"{mean:.4f}" in row
         assert ("–" in row) == (label in ("temperature", "ella"))
+        by_draws = records[0].get("draws")
+        assert len(below) == (by_draws is not None)
+        if by_draws is not None:
+            scores = [f"{by_draws[name]:.4f}" for name in ("nll", "ece", "auroc")]
+            assert below[0].split()[-3:] == scores
     (base,) = [line for line in text.splitlines() if line.startswith(" MAP  ")]
     assert base.rstrip().endswith(" 1.00")
     missing = [name for name in preset.rivals if name not in study.measured["ways"]]

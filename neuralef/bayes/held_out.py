@@ -31,8 +31,10 @@ def tuned(posterior: LinearizedLaplace, outputs: Outputs, y: Tensor) -> dict[str
     fixed = {name: value for name, value in given.items() if value is not None}
     free = [name for name in given if name not in fixed]
     unit = {"noise": posterior.noise_ or 1.0}
-    curvature, seed = posterior.curvature, posterior.seed
-    normals = WeightPosterior(curvature, 1.0, seed=seed).even_normals(outputs, DRAWS)
+    curvature, seed, method = posterior.curvature, posterior.seed, posterior.predictive
+    normals = None
+    if method == "mc":
+        normals = WeightPosterior(curvature, 1.0, seed=seed).even_normals(outputs, DRAWS)
 
     def chosen(values: Iterable[float]) -> dict[str, Any]:
         found = zip(free, values, strict=True)
@@ -43,10 +45,10 @@ def tuned(posterior: LinearizedLaplace, outputs: Outputs, y: Tensor) -> dict[str
         if regression:
             noise = weights.noise * posterior.noise_shape
             return gaussian_nll(weights.gaussian(outputs), y, noise)
-        p = weights.probabilities(outputs, "mc", normals[:draws])
+        p = weights.probabilities(outputs, method, None if normals is None else normals[:draws])
         return nll(p, y) + tempering(weights.temperature, len(y))
 
     if not free:
         return chosen([])
-    first = None if regression else lambda *values: loss(*values, draws=COARSE)
+    first = None if normals is None else lambda *values: loss(*values, draws=COARSE)
     return chosen(minimise(loss, free, first))

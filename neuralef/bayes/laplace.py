@@ -19,7 +19,7 @@ from neuralef.bayes.features import Features, outputs_of, remainder
 from neuralef.bayes.held_out import CHOSEN, DRAWS, tuned
 from neuralef.bayes.likelihood import LIKELIHOODS, Gaussian, check_targets, curvature_product
 from neuralef.bayes.posterior import Outputs, WeightPosterior
-from neuralef.bayes.predictive import METHODS
+from neuralef.bayes.predictive import METHODS, PREDICTIVE
 from neuralef.bayes.tail import LearntTail, check_seen
 from neuralef.bayes.tuning import by_evidence
 from neuralef.checks import check_choice, check_count, check_positive
@@ -45,8 +45,10 @@ class LinearizedLaplace:
     `prior_variance` σ₀², `temperature` τ and `softmax_temperature` T of E softmax(f/T), in which f
     is as it is with T = 1, are chosen in `fit` where they are None, and then found under their
     names with an underscore. The noise of a regression is `noise_` times `noise_shape` of each
-    output; `tail` gives back the prior's variance in what the k functions leave out: True by the
-    Jacobian at every point, "learnt" by c functions more that the model's activations tell.
+    output. `predictive` says how E softmax(f) is found: "pairwise" from every two classes in closed
+    form, "mc" over draws, "probit" or "bridge". `tail` gives back the prior's variance in what the
+    k functions leave out: True by the Jacobian at every point, "learnt" by c functions more that
+    the model's activations tell.
 
     >>> model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
     >>> x, y = torch.randn(200, 2), torch.randint(3, (200,))
@@ -66,10 +68,12 @@ class LinearizedLaplace:
         temperature: float | None = None,
         tail: bool | str = False,
         softmax_temperature: float | None = 1.0,
+        predictive: str = PREDICTIVE,
         samples: int = 4096,
         seed: int = 0,
     ) -> None:
         check_choice(likelihood, "likelihood", LIKELIHOODS)
+        check_choice(predictive, "predictive", METHODS)
         check_model(model)
         given = (prior_variance, temperature, softmax_temperature)
         for name, value in zip(CHOSEN, given, strict=True):
@@ -84,7 +88,7 @@ class LinearizedLaplace:
         self.model, self.likelihood, self.solver = model, likelihood, solver
         if tail not in (False, True, "learnt"):
             raise ValueError(f"tail must be False, True or 'learnt', got {tail!r}")
-        self.network = network
+        self.network, self.predictive = network, predictive
         self.tail = tail if isinstance(tail, str) else bool(tail)
         self.samples, self.seed = (
             check_count(samples, "samples"),
@@ -226,20 +230,27 @@ class LinearizedLaplace:
         weights = self.weights(seed)
         return weights.draw(outputs, weights.normals(outputs, draws))
 
-    def predict_proba(self, x: Points, method: str = "mc", draws: int = DRAWS) -> Tensor:
-        """Class probabilities (n, c), or (n, 2) of a model with one logit."""
+    def predict_proba(self, x: Points, method: str | None = None, draws: int = DRAWS) -> Tensor:
+        """Class probabilities (n, c), or (n, 2) of a model with one logit.
+
+        `method` is one of `predictive`, that of the posterior itself by default.
+        """
         size = max(1, NUMBERS_AT_ONCE // (len(self._fitted().curvature) * self.kernel.outputs))
         parts = [x[start : start + size] for start in range(0, max(1, len(x)), size)]
         return torch.cat([self.probabilities(self.outputs(p), method, draws) for p in parts])
 
-    def probabilities(self, outputs: Outputs, method: str = "mc", draws: int = DRAWS) -> Tensor:
+    def probabilities(
+        self, outputs: Outputs, method: str | None = None, draws: int = DRAWS
+    ) -> Tensor:
         """`predict_proba`, for points whose outputs are at hand."""
         if self.likelihood != "classification":
             raise ValueError("a regression has no classes: use predict(x)")
+        method = self.predictive if method is None else method
         check_choice(method, "method", METHODS)
         check_count(draws, "draws")
         weights = self.weights()
-        return weights.probabilities(outputs, method, weights.even_normals(outputs, draws))
+        normals = weights.even_normals(outputs, draws) if method == "mc" else None
+        return weights.probabilities(outputs, method, normals)
 
     @classmethod
     def paper(
@@ -255,7 +266,7 @@ class LinearizedLaplace:
         """
         return cls(
             model, likelihood, NeuralEF.paper(k=10), network, prior_variance=80.0,
-            temperature=400.0, samples=4000,
+            temperature=400.0, predictive="mc", samples=4000,
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:

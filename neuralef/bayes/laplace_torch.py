@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from neuralef.bayes import predictive as ways
 from neuralef.bayes.baselines import MAP
 from neuralef.bayes.laplace_backend import (
     Diagonal,
@@ -56,7 +57,8 @@ class LaplaceTorch(MAP):
     ("ella", Deng et al. 2022), or inducing points ("valla", Ortega et al. 2024), trained until
     their `iterations` or `seconds` are over: `complete_` says which, `epochs_` how often they saw
     the data. δ is `prior_precision`, or chosen in `fit` and found as `prior_precision_`; held-out
-    points choose τ with it, `temperature_`. `options` are laplace-torch's, such as `temperature`,
+    points choose τ with it, `temperature_`. Probabilities are those of `LinearizedLaplace` for the
+    same `predictive`. `options` are laplace-torch's, such as `temperature`,
     `n_eigenvalues` and `num_inducing`.
 
     >>> x, y = torch.randn(60, 2), torch.arange(60) % 3
@@ -73,6 +75,7 @@ class LaplaceTorch(MAP):
         model: nn.Module,
         method: str,
         prior_precision: float | None = None,
+        predictive: str = ways.PREDICTIVE,
         draws: int = 256,
         seed: int = 0,
         batch_size: int | None = None,
@@ -82,6 +85,7 @@ class LaplaceTorch(MAP):
     ) -> None:
         super().__init__(model)
         check_choice(method, "method", tuple(METHODS))
+        check_choice(predictive, "predictive", ways.METHODS)
         try:
             import laplace  # noqa: F401
         except ImportError as error:
@@ -90,6 +94,7 @@ class LaplaceTorch(MAP):
             check_positive(prior_precision, "prior_precision")
         self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
         self.method, self.prior_precision, self.options = method, prior_precision, options
+        self.predictive = predictive
         self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
         self.iterations = check_count(iterations, "iterations")
         self.seconds = check_positive(seconds, "seconds")
@@ -180,9 +185,9 @@ class LaplaceTorch(MAP):
             found = outputs.gaussians([10 ** (i / 64) for i in joint])
             for i, some in zip(joint, found, strict=True):
                 if bool(some.covariance.isfinite().all()):
-                    moves = self._moves(some)
+                    tempered = self._tempered(some)
                     for j in tempers:
-                        p = to_probabilities(some.mean + 10 ** (j / 128) * moves).mean(0)
+                        p = tempered(10 ** (j / 64))
                         tried[i, j] = nll(p, y) + tempering(10 ** (j / 64), len(y))
             best = min(tried, key=tried.__getitem__)
             if step == 16:
@@ -238,18 +243,20 @@ class LaplaceTorch(MAP):
         return Gaussian(found.mean, self.temperature_ * found.covariance)
 
     def probabilities(self, outputs: Lazy) -> Tensor:
-        """E softmax(f) over `draws` draws, which are the same for all points."""
+        """E softmax(f) by the `predictive`."""
         found = self._gaussian(outputs)
-        parts = [
-            to_probabilities(mean + self._moves(Gaussian(mean, covariance))).mean(0)
-            for mean, covariance in zip(
-                found.mean.split(AT_ONCE), found.covariance.split(AT_ONCE), strict=True
-            )
-        ]
-        return torch.cat(parts)
+        parts = zip(found.mean.split(AT_ONCE), found.covariance.split(AT_ONCE), strict=True)
+        return torch.cat([self._tempered(Gaussian(*part))(1.0) for part in parts])
+
+    def _tempered(self, found: Gaussian) -> Callable[[float], Tensor]:
+        """E softmax(f) for any multiple of the covariance."""
+        if self.predictive != "mc":
+            return lambda τ: ways.probabilities(found.mean, τ * found.covariance, self.predictive)
+        moves = self._moves(found)
+        return lambda τ: to_probabilities(found.mean + τ**0.5 * moves).mean(0)
 
     def _moves(self, found: Gaussian) -> Tensor:
-        """Draws of the outputs about their mean, (draws, n, c)."""
+        """Draws of the outputs about their mean, (draws, n, c), the same for all points."""
         normals = even_normals(self.draws, found.mean.shape[1], self.seed).to(found.mean.device)
         values, vectors = torch.linalg.eigh(found.covariance)
         root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT

@@ -14,7 +14,7 @@ from torch import Tensor
 from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.predictive import even_normals, probabilities, to_probabilities
 
-NUMBERS_AT_ONCE = 2**26  # of a Monte Carlo mean
+NUMBERS_AT_ONCE = 2**26  # of draws, or of covariances
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,15 @@ class WeightPosterior:
         root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
         return outputs.mean + torch.einsum("ncd,sd->snc", root, normals)
 
-    def probabilities(self, outputs: Outputs, method: str, normals: Tensor) -> Tensor:
+    def probabilities(self, outputs: Outputs, method: str, normals: Tensor | None = None) -> Tensor:
         """E softmax(f/T), (n, c), or (n, 2) of one logit: over draws, or in closed form."""
-        size = max(1, NUMBERS_AT_ONCE // (len(normals) * outputs.mean.shape[1]))
+        _, c, k = outputs.features.shape
+        size = max(1, NUMBERS_AT_ONCE // (c * max(c, k, 0 if normals is None else len(normals))))
         parts = []
         for start in range(0, len(outputs), size):
             part = outputs[start : start + size]
             if method == "mc":
+                assert normals is not None
                 moved = self.draw(part, normals) / self.softmax_temperature
                 parts.append(to_probabilities(moved).mean(0))
             else:

@@ -1,4 +1,4 @@
-"""From Gaussian logits to class probabilities: three ways, and their exact forms for one logit."""
+"""From Gaussian logits to class probabilities."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from torch import Tensor
 
 from neuralef.linalg import orthogonal_normals
 
-METHODS = ("mc", "probit", "bridge")
+METHODS = ("pairwise", "mc", "probit", "bridge")
+PREDICTIVE = "pairwise"  # unless another is asked for
 
 
-def probabilities(mean: Tensor, covariance: Tensor, method: str = "probit") -> Tensor:
+def probabilities(mean: Tensor, covariance: Tensor, method: str = PREDICTIVE) -> Tensor:
     """E softmax(f) for f ~ N(mean (n, c), covariance (n, c, c)): (n, c), or (n, 2) for one logit.
 
-    "probit" scales each logit by 1/√(1 + πv/8); "bridge" matches a Dirichlet (Hobbhahn et al.
-    2022), and is the same for one logit.
+    In closed form: "probit" scales each logit by 1/√(1 + πv/8), "pairwise" the difference of each
+    two, "bridge" matches a Dirichlet (Hobbhahn et al. 2022). They are the same for one logit.
 
-    >>> probabilities(torch.zeros(1, 3), torch.eye(3)[None], "probit")
+    >>> probabilities(torch.zeros(1, 3), torch.eye(3)[None])
     tensor([[0.3333, 0.3333, 0.3333]])
     """
-    if method == "bridge" and mean.shape[-1] > 1:
-        return laplace_bridge(mean, covariance)
+    if mean.shape[-1] > 1 and method != "probit":
+        return {"pairwise": pairwise, "bridge": laplace_bridge}[method](mean, covariance)
     variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
     return to_probabilities(mean / (1 + math.pi / 8 * variance).sqrt())
 
@@ -33,6 +34,18 @@ def to_probabilities(logits: Tensor) -> Tensor:
     if logits.shape[-1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
     return logits.softmax(-1)
+
+
+def pairwise(mean: Tensor, covariance: Tensor) -> Tensor:
+    """1/Σ_j exp(−(m_i − m_j)/√(1 + πv_ij/8)), v_ij the variance of f_i − f_j, scaled to sum to 1.
+
+    J. Daunizeau, arXiv 1703.00091: 1/softmax_i − 1 is the sum of those of all pairs with i, of each
+    of which the mean is known. What moves all logits alike does not matter, as it should not.
+    """
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    between = (variance[:, :, None] + variance[:, None, :] - 2 * covariance).clamp_min(0)
+    gaps = (mean[:, :, None] - mean[:, None, :]) / (1 + math.pi / 8 * between).sqrt()
+    return (-(-gaps).logsumexp(-1)).softmax(-1)
 
 
 @lru_cache(maxsize=8)

@@ -13,7 +13,7 @@ from neuralef.solvers.base import warn_user
 # log σ₀² and log τ are looked for within these bounds.
 LOWEST, HIGHEST = math.log(1e-8), math.log(1e8)
 GRID = 17
-TEMPERING = 0.5  # of the log-likelihood, for each factor e
+TEMPERING = 1.0  # of the log-likelihood, for each factor e
 LOW, HIGH = LOWEST + 0.1, HIGHEST - 0.1  # what lies beyond is at the edge
 
 
@@ -66,14 +66,14 @@ def by_evidence(
 
 
 def tempering(temperature: float, count: int) -> float:
-    """What a temperature τ adds to the mean loss of `count` points: |log τ|/2 to their sum.
+    """What a temperature τ adds to the mean loss of `count` points: |log τ| to their sum.
 
     Held-out points hardly tell a large τ from an infinite one, with which the posterior is the
     prior and it no longer matters where the data were. So every factor e away from Bayes' rule,
-    τ = 1, has to be worth half a unit of their log-likelihood.
+    τ = 1, has to be worth a unit of their log-likelihood.
 
     >>> round(tempering(math.e**2, count=100), 6)
-    0.01
+    0.02
     """
     return TEMPERING * abs(math.log(temperature)) / count
 

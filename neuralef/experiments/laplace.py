@@ -20,6 +20,7 @@ import torch
 from neuralef.bayes import LinearizedLaplace
 from neuralef.bayes.baselines import MAP, TemperatureScaling
 from neuralef.bayes.laplace_torch import LaplaceTorch
+from neuralef.bayes.predictive import PREDICTIVE
 from neuralef.bayes.tuning import TEMPERING
 from neuralef.experiments.calibration import Tunable, over_folds, scores
 from neuralef.experiments.cases import Plan, checkpoint_case, paper_cases, plane_case
@@ -96,6 +97,9 @@ def judge(way: Way, bench: Bench, preset: Preset, seed: int) -> dict[str, Any]:
     found["halves"] = halves["mean"]  # the protocol of others, for comparison
     folds = preset.held, preset.folds, bench.seed
     found |= over_folds(posterior, *data, *folds)
+    if getattr(posterior, "predictive", None) == PREDICTIVE and seed == bench.seed:
+        posterior.predictive = "mc"
+        found["draws"] = over_folds(posterior, *data, *folds)["mean"]
     return found
 
 
@@ -199,6 +203,7 @@ def run(
             raise ValueError(f"the preset {preset} takes no --{name}")
     config = asdict(chosen) | {
         "seed": seed, "checkpoint": _content(checkpoint), "tempering": TEMPERING,
+        "predictive": PREDICTIVE,
     }  # fmt: skip
     ledger = Ledger(out / "parts.json", config, environment(device))
     cases: dict[str, Callable[..., Iterator[tuple[str, Case]]]] = {

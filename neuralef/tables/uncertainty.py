@@ -35,6 +35,13 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"{spread['untuned']:.4f}, and tuned like these {chance['tuned']:.4f} ± "
             f"{spread['tuned']:.4f}"
         )
+        by_draws = [
+            (name, *_scores([seeds[0]["draws"]], "nll", "ece", "auroc"))
+            for name, seeds in measured["ways"].items()
+            if "draws" in seeds[0]
+        ]
+        if by_draws:
+            yield make_table("with draws in place of pairs, first seed", columns[:4], by_draws)
         yield from _remarks(case, measured["ways"], result)
     yield "*: by the evidence alone; AUROC: of foreign points by their predictive entropy"
 
