@@ -21,8 +21,9 @@ def test_tables_print_every_way(study):
         by_draws = records[0].get("draws")
         assert len(below) == (by_draws is not None)
         if by_draws is not None:
-            scores = [f"{by_draws[name]:.4f}" for name in ("nll", "ece", "auroc")]
-            assert below[0].split()[-3:] == scores
+            beside = records[0]["mean"], by_draws
+            scores = [f"{way[name]:.4f}" for name in ("nll", "ece", "auroc") for way in beside]
+            assert below[0].split()[-6:] == scores
     (base,) = [line for line in text.splitlines() if line.startswith(" MAP  ")]
     assert base.rstrip().endswith(" 1.00")
     missing = [name for name in preset.rivals if name not in study.measured["ways"]]

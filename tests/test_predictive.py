@@ -1,5 +1,7 @@
 """From Gaussian logits to class probabilities."""
 
+import math
+
 import pytest
 import torch
 from posteriors import Sure, fixed, labels, mlp
@@ -7,7 +9,14 @@ from truth import points
 
 import neuralef as nef
 from neuralef.bayes import LinearizedLaplace
-from neuralef.bayes.predictive import METHODS, laplace_bridge, probabilities, to_probabilities
+from neuralef.bayes.posterior import NUMBERS_AT_ONCE
+from neuralef.bayes.predictive import (
+    METHODS,
+    laplace_bridge,
+    pairwise,
+    probabilities,
+    to_probabilities,
+)
 from neuralef.files import read_tensors, write_tensors
 
 CLOSED = tuple(name for name in METHODS if name != "mc")
@@ -27,7 +36,7 @@ def expected(mean, covariance, draws=100_000):
 
 
 @pytest.mark.parametrize(("size", "most"), [(0.2, 0.03), (2.0, 0.12)])
-def test_pairs_are_nearer_to_the_truth_than_single_logits_are(size, most):
+def test_pairs_of_few_classes_are_nearer_to_the_truth_than_single_logits(size, most):
     mean, covariance = gaussians(size=size)
     truth = expected(mean, covariance)
     far = {name: (probabilities(mean, covariance, name) - truth).abs() for name in CLOSED}
@@ -36,12 +45,11 @@ def test_pairs_are_nearer_to_the_truth_than_single_logits_are(size, most):
     assert float(far["probit"].mean()) < float(far["bridge"].mean())
 
 
-@closed
+@pytest.mark.parametrize("method", ["pairwise", "probit"])
 def test_nothing_uncertain_is_the_softmax(method):
     mean, _ = gaussians()
     none = torch.zeros(40, 5, 5).double()
-    if method != "bridge":  # which takes a Dirichlet that sure for a point of its own
-        torch.testing.assert_close(probabilities(mean, none, method), mean.softmax(1))
+    torch.testing.assert_close(probabilities(mean, none, method), mean.softmax(1))
 
 
 @closed
@@ -87,16 +95,57 @@ def test_the_bridge_leads_back_to_a_dirichlet():
     torch.testing.assert_close(laplace_bridge(mean, covariance), truth, rtol=1e-9, atol=1e-9)
 
 
-def test_a_posterior_predicts_as_it_was_told_to():
-    model, x, new = mlp(), points(60), points(9, seed=1)
+def test_pairs_err_to_the_unsure_side():
+    for classes in (10, 100):
+        mean = torch.zeros(1, classes).double()
+        mean[0, 0] = 6.0
+        wide = 10 * torch.eye(classes).double()[None]
+        truth, found = expected(mean, wide, 20_000), probabilities(mean, wide, "pairwise")
+        assert float(found[0, 0]) < float(truth[0, 0]) - 0.05
+
+
+@pytest.mark.parametrize("method", ["mc", "votes"])
+def test_what_has_no_closed_form_is_refused(method):
+    for classes in (1, 3):
+        with pytest.raises(ValueError, match="pairwise, probit, bridge"):
+            probabilities(*gaussians(c=classes), method)
+
+
+def test_a_posterior_predicts_as_it_was_told_to(tmp_path):
+    model, x, new, path = mlp(), points(60), points(9, seed=1), tmp_path / "p.safetensors"
     for predictive in METHODS:
         posterior = fixed(model, 10, predictive=predictive).fit([(x, labels(60))])
         told = posterior.predict_proba(new, method=predictive)
         assert torch.equal(posterior.predict_proba(new), told)
-    with pytest.raises(ValueError, match="pairwise, mc, probit, bridge"):
-        LinearizedLaplace(model, predictive="votes")
-    with pytest.raises(ValueError, match="pairwise, mc, probit, bridge"):
-        posterior.predict_proba(new, method="votes")
+        assert not torch.allclose(told, model(new).detach().softmax(1), rtol=1e-3)
+        posterior.save(path)
+        loaded = LinearizedLaplace.load(path, model)
+        assert loaded.predictive == loaded.predictive_ == predictive
+        torch.testing.assert_close(loaded.predict_proba(new), told)
+    for refused in (lambda: fixed(model, 5, predictive="votes"),
+                    lambda: posterior.predict_proba(new, method="votes")):  # fmt: skip
+        with pytest.raises(ValueError, match="pairwise, mc, probit, bridge"):
+            refused()
+    with pytest.raises(ValueError, match="takes no draws"):
+        posterior.predict_proba(new, draws=9)
+    with pytest.raises(ValueError, match="no softmax"):
+        LinearizedLaplace(model, "regression", predictive="mc")
+
+
+@pytest.mark.parametrize(("classes", "told"), [(1, "pairwise"), (32, "pairwise"), (33, "mc")])
+def test_many_classes_take_draws(classes, told):
+    posterior = fixed(mlp(classes), 5).fit([(points(70), labels(70, max(2, classes)))])
+    assert (posterior.predictive, posterior.predictive_) == (None, told)
+
+
+def test_pairs_of_a_posterior_are_those_of_its_gaussians(monkeypatch):
+    """With a temperature of the softmax, and in parts."""
+    monkeypatch.setitem(NUMBERS_AT_ONCE, "closed", 100)
+    model, x, new = mlp(), points(60), points(9, seed=1)
+    posterior = fixed(model, 10, softmax_temperature=1.7).fit([(x, labels(60))])
+    found = posterior.predict(new)
+    truth = pairwise(found.mean / 1.7, found.covariance / 1.7**2)
+    torch.testing.assert_close(posterior.predict_proba(new), truth)
 
 
 @pytest.mark.parametrize("predictive", METHODS)
@@ -107,20 +156,23 @@ def test_hyper_parameters_are_those_of_the_predictive(predictive):
     given = {"solver": nef.Subspace(k=10), "temperature": 1e6}  # so that σ₀² matters
     posterior = LinearizedLaplace(model, predictive=predictive, **given)
     posterior.fit([(x, labels(60))], tune=[(new, y)])
-    best = posterior.prior_variance_
-    least = nef.metrics.nll(posterior.predict_proba(new), y)
-    for factor in (0.5, 2.0):
-        posterior.prior_variance_ = factor * best
-        assert least < nef.metrics.nll(posterior.predict_proba(new), y) - 1e-5
+    best, losses = posterior.prior_variance_, {}
+    for other in METHODS:
+        tuned = LinearizedLaplace(model, predictive=other, **given)
+        tuned.fit([(x, labels(60))], tune=[(new, y)])
+        posterior.prior_variance_ = tuned.prior_variance_
+        losses[other] = nef.metrics.nll(posterior.predict_proba(new), y)
+        assert other == predictive or abs(math.log(tuned.prior_variance_ / best)) > 0.02
+    assert min(losses.values()) >= losses[predictive] - 1e-7
 
 
 def test_posteriors_of_before_there_was_a_choice_take_draws(tmp_path):
     model, x, path = mlp(), points(60), tmp_path / "posterior.safetensors"
     fixed(model, 5).fit([(x, labels(60))]).save(path)
     header, tensors = read_tensors(path, "neuralef laplace 1")
-    del header["predictive"]
+    del header["predictive"], header["predictive_"]
     write_tensors(path, "neuralef laplace 1", header, tensors)
-    assert LinearizedLaplace.load(path, model).predictive == "mc"
+    assert LinearizedLaplace.load(path, model).predictive_ == "mc"
 
 
 def test_the_papers_posterior_takes_draws():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from neuralef.bayes.likelihood import check_targets, gaussian_nll
-from neuralef.bayes.posterior import Outputs, WeightPosterior
+from neuralef.bayes.posterior import DRAWS, Outputs, WeightPosterior
 from neuralef.bayes.tuning import minimise, tempering
 from neuralef.metrics import nll
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from neuralef.bayes.laplace import LinearizedLaplace
 
 CHOSEN = ("prior_variance", "temperature", "softmax_temperature")
-DRAWS, COARSE = 256, 32  # of Monte Carlo, as in the paper; for a first look
+COARSE = 32  # draws for a first look
 
 
 def tuned(posterior: LinearizedLaplace, outputs: Outputs, y: Tensor) -> dict[str, float]:
@@ -31,24 +31,21 @@ def tuned(posterior: LinearizedLaplace, outputs: Outputs, y: Tensor) -> dict[str
     fixed = {name: value for name, value in given.items() if value is not None}
     free = [name for name in given if name not in fixed]
     unit = {"noise": posterior.noise_ or 1.0}
-    curvature, seed, method = posterior.curvature, posterior.seed, posterior.predictive
-    normals = None
-    if method == "mc":
-        normals = WeightPosterior(curvature, 1.0, seed=seed).even_normals(outputs, DRAWS)
 
     def chosen(values: Iterable[float]) -> dict[str, Any]:
         found = zip(free, values, strict=True)
         return fixed | {name: value * unit.get(name, 1.0) for name, value in found}
 
     def loss(*values: float, draws: int = DRAWS) -> float:
-        weights = WeightPosterior(curvature, **chosen(values))
+        weights = WeightPosterior(posterior.curvature, **chosen(values), seed=posterior.seed)
         if regression:
             noise = weights.noise * posterior.noise_shape
             return gaussian_nll(weights.gaussian(outputs), y, noise)
-        p = weights.probabilities(outputs, method, None if normals is None else normals[:draws])
+        p = weights.probabilities(outputs, posterior.predictive_, draws)
         return nll(p, y) + tempering(weights.temperature, len(y))
 
     if not free:
         return chosen([])
-    first = None if normals is None else lambda *values: loss(*values, draws=COARSE)
+    by_draws = posterior.predictive_ == "mc" and not regression
+    first = (lambda *values: loss(*values, draws=COARSE)) if by_draws else None
     return chosen(minimise(loss, free, first))

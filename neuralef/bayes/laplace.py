@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from neuralef.bayes.batches import collect
 from neuralef.bayes.eigenfunctions import eigenfunctions
 from neuralef.bayes.features import Features, outputs_of, remainder
-from neuralef.bayes.held_out import CHOSEN, DRAWS, tuned
+from neuralef.bayes.held_out import CHOSEN, tuned
 from neuralef.bayes.likelihood import LIKELIHOODS, Gaussian, check_targets, curvature_product
-from neuralef.bayes.posterior import Outputs, WeightPosterior
-from neuralef.bayes.predictive import METHODS, PREDICTIVE
+from neuralef.bayes.posterior import DRAWS, Outputs, WeightPosterior
+from neuralef.bayes.predictive import METHODS, predictive_for
 from neuralef.bayes.tail import LearntTail, check_seen
 from neuralef.bayes.tuning import by_evidence
 from neuralef.checks import check_choice, check_count, check_positive
@@ -45,10 +45,10 @@ class LinearizedLaplace:
     `prior_variance` σ₀², `temperature` τ and `softmax_temperature` T of E softmax(f/T), in which f
     is as it is with T = 1, are chosen in `fit` where they are None, and then found under their
     names with an underscore. The noise of a regression is `noise_` times `noise_shape` of each
-    output. `predictive` says how E softmax(f) is found: "pairwise" from every two classes in closed
-    form, "mc" over draws, "probit" or "bridge". `tail` gives back the prior's variance in what the
-    k functions leave out: True by the Jacobian at every point, "learnt" by c functions more that
-    the model's activations tell.
+    output. `predictive` says how E softmax(f) is found: from every two classes ("pairwise", where
+    there are at most 32), over draws ("mc", where there are more), by "probit" or by "bridge".
+    `tail` gives back the prior's variance in what the k functions leave out: True by the Jacobian
+    at every point, "learnt" by c functions more that the model's activations tell.
 
     >>> model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
     >>> x, y = torch.randn(200, 2), torch.randint(3, (200,))
@@ -68,19 +68,22 @@ class LinearizedLaplace:
         temperature: float | None = None,
         tail: bool | str = False,
         softmax_temperature: float | None = 1.0,
-        predictive: str = PREDICTIVE,
         samples: int = 4096,
         seed: int = 0,
+        predictive: str | None = None,
     ) -> None:
         check_choice(likelihood, "likelihood", LIKELIHOODS)
-        check_choice(predictive, "predictive", METHODS)
+        if predictive is not None:
+            check_choice(predictive, "predictive", METHODS)
         check_model(model)
         given = (prior_variance, temperature, softmax_temperature)
         for name, value in zip(CHOSEN, given, strict=True):
             setattr(self, name, None if value is None else check_positive(value, name))
             setattr(self, f"{name}_", 1.0)
-        if likelihood == "regression" and softmax_temperature != 1.0:
-            raise ValueError("a regression has no softmax: leave softmax_temperature at 1")
+        if likelihood == "regression" and (softmax_temperature != 1.0 or predictive is not None):
+            raise ValueError(
+                "a regression has no softmax: leave softmax_temperature at 1, and predictive out"
+            )
         if solver is not None and not isinstance(solver, (Solver, Spectrum)):
             raise TypeError(f"solver must be a Solver or a Spectrum, got {type(solver).__name__}")
         if network is not None and not (solver is None or isinstance(solver, TrainedSolver)):
@@ -102,6 +105,7 @@ class LinearizedLaplace:
     prior_variance_: float
     temperature_: float
     softmax_temperature_: float
+    predictive_: str
 
     def fit(self, loader: Iterable[Any], tune: Iterable[Any] | None = None) -> LinearizedLaplace:
         """Find the eigenfunctions and the posterior of their weights on the loader's points.
@@ -125,6 +129,7 @@ class LinearizedLaplace:
         self.kernel = NTK(self.tangent_model).prepare(x)
         logits = outputs_of(self.model, x)
         y = check_targets(self.likelihood, y, logits)
+        self.predictive_ = self.predictive or predictive_for(logits.shape[1])
         if held_out is not None:  # before the long work, not after it
             few = held_out[0][:1]
             check_targets(self.likelihood, held_out[1], outputs_of(self.model, few))
@@ -230,27 +235,29 @@ class LinearizedLaplace:
         weights = self.weights(seed)
         return weights.draw(outputs, weights.normals(outputs, draws))
 
-    def predict_proba(self, x: Points, method: str | None = None, draws: int = DRAWS) -> Tensor:
+    def predict_proba(
+        self, x: Points, method: str | None = None, draws: int | None = None
+    ) -> Tensor:
         """Class probabilities (n, c), or (n, 2) of a model with one logit.
 
-        `method` is one of `predictive`, that of the posterior itself by default.
+        By `predictive_`, or another `method` of its kind; `draws` are those of "mc".
         """
         size = max(1, NUMBERS_AT_ONCE // (len(self._fitted().curvature) * self.kernel.outputs))
         parts = [x[start : start + size] for start in range(0, max(1, len(x)), size)]
         return torch.cat([self.probabilities(self.outputs(p), method, draws) for p in parts])
 
     def probabilities(
-        self, outputs: Outputs, method: str | None = None, draws: int = DRAWS
+        self, outputs: Outputs, method: str | None = None, draws: int | None = None
     ) -> Tensor:
         """`predict_proba`, for points whose outputs are at hand."""
         if self.likelihood != "classification":
             raise ValueError("a regression has no classes: use predict(x)")
-        method = self.predictive if method is None else method
+        method = self._fitted().predictive_ if method is None else method
         check_choice(method, "method", METHODS)
-        check_count(draws, "draws")
-        weights = self.weights()
-        normals = weights.even_normals(outputs, draws) if method == "mc" else None
-        return weights.probabilities(outputs, method, normals)
+        if draws is not None and method != "mc":
+            raise ValueError(f"the method {method!r} takes no draws, 'mc' does")
+        draws = DRAWS if draws is None else check_count(draws, "draws")
+        return self.weights().probabilities(outputs, method, draws)
 
     @classmethod
     def paper(
@@ -264,9 +271,10 @@ class LinearizedLaplace:
         Its weight decay stands for σ₀² = 0.2, its noise is multiplied by 20: the same posterior. To
         the letter `network` is a `StackedResNet`; by default it is a head on the model, as ever.
         """
+        regression = likelihood == "regression"
         return cls(
             model, likelihood, NeuralEF.paper(k=10), network, prior_variance=80.0,
-            temperature=400.0, predictive="mc", samples=4000,
+            temperature=400.0, samples=4000, predictive=None if regression else "mc",
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:

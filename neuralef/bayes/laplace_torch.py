@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from neuralef.bayes import predictive as ways
 from neuralef.bayes.baselines import MAP
 from neuralef.bayes.laplace_backend import (
     Diagonal,
@@ -26,7 +25,13 @@ from neuralef.bayes.laplace_backend import (
     last_layer,
 )
 from neuralef.bayes.likelihood import Gaussian
-from neuralef.bayes.predictive import even_normals, to_probabilities
+from neuralef.bayes.predictive import METHODS as PREDICTIVES
+from neuralef.bayes.predictive import (
+    even_normals,
+    predictive_for,
+    probabilities,
+    to_probabilities,
+)
 from neuralef.bayes.tuning import minimise, tempering
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.metrics import nll
@@ -38,7 +43,7 @@ from neuralef.points import Points, points_at_once
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-AT_ONCE = 1024  # points of one Monte Carlo mean
+AT_ONCE = 1024  # points whose probabilities are made
 METHODS = {  # whose weights laplace-torch treats, and how
     "last-layer": ("last_layer", "full"), "diagonal": ("all", "diag"), "kfac": ("all", "kron"),
     "full": ("all", "full"), "ella": ("all", "gp"), "valla": ("all", "gp"),
@@ -58,7 +63,7 @@ class LaplaceTorch(MAP):
     their `iterations` or `seconds` are over: `complete_` says which, `epochs_` how often they saw
     the data. δ is `prior_precision`, or chosen in `fit` and found as `prior_precision_`; held-out
     points choose τ with it, `temperature_`. Probabilities are those of `LinearizedLaplace` for the
-    same `predictive`. `options` are laplace-torch's, such as `temperature`,
+    same `predictive`, with `draws` for "mc". `options` are laplace-torch's, such as `temperature`,
     `n_eigenvalues` and `num_inducing`.
 
     >>> x, y = torch.randn(60, 2), torch.arange(60) % 3
@@ -68,6 +73,7 @@ class LaplaceTorch(MAP):
     """
 
     prior_precision_, temperature_, epochs_, complete_ = 1.0, 1.0, 1.0, True
+    predictive_ = "pairwise"
     _posterior: Any = None
 
     def __init__(
@@ -75,17 +81,18 @@ class LaplaceTorch(MAP):
         model: nn.Module,
         method: str,
         prior_precision: float | None = None,
-        predictive: str = ways.PREDICTIVE,
         draws: int = 256,
         seed: int = 0,
         batch_size: int | None = None,
         iterations: int = 40_000,
         seconds: float = 600.0,
+        predictive: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model)
         check_choice(method, "method", tuple(METHODS))
-        check_choice(predictive, "predictive", ways.METHODS)
+        if predictive is not None:
+            check_choice(predictive, "predictive", PREDICTIVES)
         try:
             import laplace  # noqa: F401
         except ImportError as error:
@@ -118,6 +125,7 @@ class LaplaceTorch(MAP):
         most = min(points_at_once(x), JACOBIAN_CHUNK[device_kind(x.device)] // numbers)
         self._at_once = self.batch_size or max(1, most)
         self.prior_precision_, self.temperature_ = self.prior_precision or 1.0, 1.0
+        self.predictive_ = self.predictive or predictive_for(logits.shape[1])
         self._posterior = self._make(network, len(x))
         if self.method == "valla":
             self._train(Rows(x, y))
@@ -243,15 +251,15 @@ class LaplaceTorch(MAP):
         return Gaussian(found.mean, self.temperature_ * found.covariance)
 
     def probabilities(self, outputs: Lazy) -> Tensor:
-        """E softmax(f) by the `predictive`."""
+        """E softmax(f), (n, c)."""
         found = self._gaussian(outputs)
         parts = zip(found.mean.split(AT_ONCE), found.covariance.split(AT_ONCE), strict=True)
         return torch.cat([self._tempered(Gaussian(*part))(1.0) for part in parts])
 
     def _tempered(self, found: Gaussian) -> Callable[[float], Tensor]:
         """E softmax(f) for any multiple of the covariance."""
-        if self.predictive != "mc":
-            return lambda τ: ways.probabilities(found.mean, τ * found.covariance, self.predictive)
+        if self.predictive_ != "mc":
+            return lambda τ: probabilities(found.mean, τ * found.covariance, self.predictive_)
         moves = self._moves(found)
         return lambda τ: to_probabilities(found.mean + τ**0.5 * moves).mean(0)
 

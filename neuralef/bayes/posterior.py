@@ -14,7 +14,8 @@ from torch import Tensor
 from neuralef.bayes.likelihood import Gaussian
 from neuralef.bayes.predictive import even_normals, probabilities, to_probabilities
 
-NUMBERS_AT_ONCE = 2**26  # of draws, or of covariances
+DRAWS = 256  # of Monte Carlo, as in the paper
+NUMBERS_AT_ONCE = {"mc": 2**26, "closed": 2**20}  # the several passes of which stay in the cache
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,20 @@ class WeightPosterior:
         root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
         return outputs.mean + torch.einsum("ncd,sd->snc", root, normals)
 
-    def probabilities(self, outputs: Outputs, method: str, normals: Tensor | None = None) -> Tensor:
+    def probabilities(self, outputs: Outputs, method: str, draws: int = DRAWS) -> Tensor:
         """E softmax(f/T), (n, c), or (n, 2) of one logit: over draws, or in closed form."""
-        _, c, k = outputs.features.shape
-        size = max(1, NUMBERS_AT_ONCE // (c * max(c, k, 0 if normals is None else len(normals))))
+        (_, c, k), t = outputs.features.shape, self.softmax_temperature
+        normals = self.even_normals(outputs, draws) if method == "mc" else None
+        numbers = c * (max(c, k) if normals is None else draws)  # of a point
+        size = max(1, NUMBERS_AT_ONCE["mc" if method == "mc" else "closed"] // numbers)
         parts = []
         for start in range(0, len(outputs), size):
             part = outputs[start : start + size]
-            if method == "mc":
-                assert normals is not None
-                moved = self.draw(part, normals) / self.softmax_temperature
-                parts.append(to_probabilities(moved).mean(0))
-            else:
-                found, t = self.gaussian(part), self.softmax_temperature
+            if normals is None:
+                found = self.gaussian(part)
                 parts.append(probabilities(found.mean / t, found.covariance / t**2, method))
+            else:
+                parts.append(to_probabilities(self.draw(part, normals) / t).mean(0))
         return torch.cat(parts)
 
 

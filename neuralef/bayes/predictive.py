@@ -8,13 +8,22 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from neuralef.checks import check_choice
 from neuralef.linalg import orthogonal_normals
 
 METHODS = ("pairwise", "mc", "probit", "bridge")
-PREDICTIVE = "pairwise"  # unless another is asked for
+FEW_CLASSES = 32
 
 
-def probabilities(mean: Tensor, covariance: Tensor, method: str = PREDICTIVE) -> Tensor:
+def predictive_for(classes: int) -> str:
+    """The way to probabilities unless another is asked for.
+
+    Pairs are too unsure where there are many of them, and cost the square of the classes.
+    """
+    return "pairwise" if classes <= FEW_CLASSES else "mc"
+
+
+def probabilities(mean: Tensor, covariance: Tensor, method: str = "pairwise") -> Tensor:
     """E softmax(f) for f ~ N(mean (n, c), covariance (n, c, c)): (n, c), or (n, 2) for one logit.
 
     In closed form: "probit" scales each logit by 1/√(1 + πv/8), "pairwise" the difference of each
@@ -23,6 +32,7 @@ def probabilities(mean: Tensor, covariance: Tensor, method: str = PREDICTIVE) ->
     >>> probabilities(torch.zeros(1, 3), torch.eye(3)[None])
     tensor([[0.3333, 0.3333, 0.3333]])
     """
+    check_choice(method, "method", tuple(name for name in METHODS if name != "mc"))
     if mean.shape[-1] > 1 and method != "probit":
         return {"pairwise": pairwise, "bridge": laplace_bridge}[method](mean, covariance)
     variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
@@ -39,8 +49,10 @@ def to_probabilities(logits: Tensor) -> Tensor:
 def pairwise(mean: Tensor, covariance: Tensor) -> Tensor:
     """1/Σ_j exp(−(m_i − m_j)/√(1 + πv_ij/8)), v_ij the variance of f_i − f_j, scaled to sum to 1.
 
-    J. Daunizeau, arXiv 1703.00091: 1/softmax_i − 1 is the sum of those of all pairs with i, of each
-    of which the mean is known. What moves all logits alike does not matter, as it should not.
+    After J. Daunizeau, arXiv 1703.00091: 1/softmax_i − 1 is the sum of the 1/σ(f_i − f_j) − 1 of
+    all pairs, in which the mean of σ stands for it, σ(m/√(1 + πv/8)) (MacKay 1992). It errs to the
+    unsure side, the more so the more classes there are; what moves all logits alike, as it should,
+    does not matter.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     between = (variance[:, :, None] + variance[:, None, :] - 2 * covariance).clamp_min(0)

@@ -21,7 +21,7 @@ from neuralef.points import move, twice
 from neuralef.spectrum import Spectrum
 
 FORMAT = "neuralef laplace 1"
-SETTINGS = ("likelihood", "tail", "predictive", "seed", "samples")
+SETTINGS = ("likelihood", "tail", "predictive", "predictive_", "seed", "samples")
 NUMBERS = (*SETTINGS, "noise_", *CHOSEN, *(f"{name}_" for name in CHOSEN))
 TENSORS = ("curvature", "basis", "noise_shape")
 MARK, TAIL = "spectrum.", "tail."
@@ -52,7 +52,7 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
         raise ValueError(
             f"{path} is the posterior of another model: its weights differ from this one's"
         )
-    header.setdefault("predictive", "mc")  # of all before it could be chosen
+    header = {"predictive": None, "predictive_": "mc"} | header  # of all before there was a choice
     posterior = LinearizedLaplace(model, header["likelihood"], tail=header["tail"])
     for name in NUMBERS:
         setattr(posterior, name, header[name])

@@ -20,7 +20,7 @@ import torch
 from neuralef.bayes import LinearizedLaplace
 from neuralef.bayes.baselines import MAP, TemperatureScaling
 from neuralef.bayes.laplace_torch import LaplaceTorch
-from neuralef.bayes.predictive import PREDICTIVE
+from neuralef.bayes.predictive import FEW_CLASSES
 from neuralef.bayes.tuning import TEMPERING
 from neuralef.experiments.calibration import Tunable, over_folds, scores
 from neuralef.experiments.cases import Plan, checkpoint_case, paper_cases, plane_case
@@ -97,8 +97,8 @@ def judge(way: Way, bench: Bench, preset: Preset, seed: int) -> dict[str, Any]:
     found["halves"] = halves["mean"]  # the protocol of others, for comparison
     folds = preset.held, preset.folds, bench.seed
     found |= over_folds(posterior, *data, *folds)
-    if getattr(posterior, "predictive", None) == PREDICTIVE and seed == bench.seed:
-        posterior.predictive = "mc"
+    if getattr(posterior, "predictive_", "mc") != "mc" and seed == bench.seed:
+        posterior.predictive_ = "mc"
         found["draws"] = over_folds(posterior, *data, *folds)["mean"]
     return found
 
@@ -203,7 +203,7 @@ def run(
             raise ValueError(f"the preset {preset} takes no --{name}")
     config = asdict(chosen) | {
         "seed": seed, "checkpoint": _content(checkpoint), "tempering": TEMPERING,
-        "predictive": PREDICTIVE,
+        "by_pairs_up_to": FEW_CLASSES,
     }  # fmt: skip
     ledger = Ledger(out / "parts.json", config, environment(device))
     cases: dict[str, Callable[..., Iterator[tuple[str, Case]]]] = {

@@ -227,6 +227,7 @@ def run(
         "eigenvalues": posterior.spectrum.eigenvalues.tolist(),
         "prior_variance": posterior.prior_variance_,
         "temperature": posterior.temperature_,
+        "predictive": None if request.likelihood == "regression" else posterior.predictive_,
         "noise": posterior.noise_,
         "noise_shape": posterior.noise_shape.tolist(),
         **report,

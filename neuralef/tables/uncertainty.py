@@ -35,15 +35,22 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"{spread['untuned']:.4f}, and tuned like these {chance['tuned']:.4f} ± "
             f"{spread['tuned']:.4f}"
         )
-        by_draws = [
-            (name, *_scores([seeds[0]["draws"]], "nll", "ece", "auroc"))
-            for name, seeds in measured["ways"].items()
-            if "draws" in seeds[0]
-        ]
-        if by_draws:
-            yield make_table("with draws in place of pairs, first seed", columns[:4], by_draws)
+        yield from _by_draws(measured["ways"])
         yield from _remarks(case, measured["ways"], result)
     yield "*: by the evidence alone; AUROC: of foreign points by their predictive entropy"
+
+
+def _by_draws(ways: dict[str, Any]) -> Iterator[Table]:
+    """Draws in place of pairs, with the same seed."""
+    rows = [
+        (name, *(score for key in ("nll", "ece", "auroc") for way in ("mean", "draws")
+                 for score in _scores([seeds[0][way]], key)))
+        for name, seeds in ways.items()
+        if "draws" in seeds[0]
+    ]  # fmt: skip
+    columns = ("method", "NLL", "draws", "ECE", "draws", "AUROC", "draws")
+    if rows:
+        yield make_table("by pairs, and by draws: the first seed", columns, rows)
 
 
 def _remarks(case: str, ways: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
