@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from neuralef.plots.base import dots, panel
 
 INSIDE, OUTSIDE = "#1b6ca8", "#d1495b"
 COLUMNS = 4  # panels in a row
+WIDEST = 32  # letters of a name over a panel before it takes another line
 CLASSES = ("#1b6ca8", "#d1495b")
 MEASURES = {"nll": "NLL", "ece": "ECE (dotted: chance)", "auroc": "AUROC of foreign points"}
 # of posteriors, by how their names begin; the rivals have the last
@@ -27,7 +29,7 @@ def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:
     """Accuracy against confidence for each posterior; on the diagonal it knows what it knows."""
     figure, panels = _panels(pictures)
     for axes, (name, found) in zip(panels, pictures.items(), strict=False):
-        panel(axes, name, "confidence", "accuracy")
+        panel(axes, fill(name, WIDEST), "confidence", "accuracy")
         shown = [i for i, share in enumerate(found["share"]) if share]
         confidence = [found["confidence"][i] for i in shown]
         accuracy = [found["accuracy"][i] for i in shown]
@@ -43,7 +45,7 @@ def entropies(pictures: dict[str, dict[str, Any]], inside: str, outside: str) ->
     """How unsure each posterior is of points like its data, and of foreign ones."""
     figure, panels = _panels(pictures)
     for axes, (name, found) in zip(panels, pictures.items(), strict=False):
-        panel(axes, name, "predictive entropy", "density")
+        panel(axes, fill(name, WIDEST), "predictive entropy", "density")
         edges = np.linspace(0, found["highest_entropy"], len(found["inside"]) + 1)
         for key, label, color in (("inside", inside, INSIDE), ("outside", outside, OUTSIDE)):
             if key in found:
