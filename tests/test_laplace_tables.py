@@ -99,4 +99,6 @@ def test_figures_are_drawn_from_what_lies_in_the_file(study):
         if "scores" in name:
             assert [label.get_text() for label in shown[0].get_yticklabels()] == ways
         elif "uncertainty" not in name:
-            assert [axes.get_title(loc="left") for axes in shown] == ways
+            titles = [axes.get_title(loc="left") for axes in shown]
+            assert [title.replace("\n", " ") for title in titles] == ways
+            assert max(len(line) for title in titles for line in title.splitlines()) <= 32
