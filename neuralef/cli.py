@@ -150,6 +150,10 @@ def laplace(
     tail: Annotated[
         str, typer.Option(help="Give back what k functions leave out: none, exact or learnt.")
     ] = "none",
+    predictive: Annotated[
+        str | None,
+        typer.Option(help="pairwise, mc, probit or bridge [pairwise; mc beyond 32 classes]."),
+    ] = None,
     device: Device = "cpu",
     seed: Seed = 0,
     overwrite: Overwrite = False,
@@ -164,7 +168,7 @@ def laplace(
     request = study.Request(
         checkpoint=str(checkpoint), model=model, train=str(train), test=str(test),
         tune=name_of(tune), outside=name_of(outside), likelihood=likelihood,
-        solver=solver, k=k, steps=steps, tail=tail, seed=seed,
+        solver=solver, k=k, steps=steps, tail=tail, predictive=predictive, seed=seed,
     )  # fmt: skip
     result = study.run(request, out, device, False if show_json else None)
     finish(result, show_json, [*tables.posterior(result), f"written to {out}"])

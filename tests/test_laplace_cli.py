@@ -59,7 +59,7 @@ def test_every_number_of_a_classification(user):
         "checkpoint": "weights.pt", "model": f"{MODULE}:mlp", "train": "train.npz",
         "test": "test.npz", "tune": "tune.npz", "outside": "outside.npz",
         "likelihood": "classification", "solver": "exact", "k": 3, "steps": None, "tail": "none",
-        "seed": 0,
+        "predictive": None, "seed": 0,
     }  # fmt: skip
     posterior, _ = loaded(user)
     x, _ = read("test.npz")
@@ -86,6 +86,18 @@ def test_held_out_points_choose_the_prior_and_the_temperature(user):
     assert found["prior_variance"] == pytest.approx(expected.prior_variance_, rel=1e-3)
     assert found["temperature"] == pytest.approx(expected.temperature_, rel=1e-3)
     assert "by the held-out points" in user.command("show", "run")[1]
+
+
+@pytest.mark.parametrize("name", ["mc", "probit", "bridge"])
+def test_another_predictive_is_tuned_reported_and_kept(user, name):
+    assert user.call("mlp", "--tune", "tune.npz", "--predictive", name)[0] == 0
+    found, (posterior, model) = measured(user), loaded(user)
+    assert found["predictive"] == posterior.predictive_ == name
+    expected = LinearizedLaplace(model, solver=posterior.spectrum, predictive=name)
+    expected.fit([read("train.npz")], tune=[read("tune.npz")])
+    assert found["temperature"] == pytest.approx(expected.temperature_, rel=1e-3)
+    x, y = read("test.npz")
+    assert found["posterior"]["nll"] == pytest.approx(nll(expected.predict_proba(x), y), rel=1e-3)
 
 
 def test_without_foreign_points_nothing_is_said_of_them(user):

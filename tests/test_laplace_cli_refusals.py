@@ -211,6 +211,13 @@ def test_a_regression_takes_no_foreign_points(user):
     refused(user, *user.call("binary", *words, **given), "--outside")
 
 
+def test_a_regression_takes_no_predictive(user):
+    user.save("binary")
+    given = {"train": "train_values.npz", "test": "test_values.npz"}
+    words = ("--likelihood", "regression", "--predictive", "mc")
+    refused(user, *user.call("binary", *words, **given), "no softmax")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -220,6 +227,7 @@ def test_a_regression_takes_no_foreign_points(user):
         ("--solver exact --k 0", "k must be at least 1"),
         ("--solver exact --k 1000", "1000 eigenpairs"),
         ("--steps 0", "steps must be at least 1"),
+        ("--predictive exact", "predictive must be one of"),
         ("--device tpu0", "device 'tpu0' is not available"),
     ],
 )

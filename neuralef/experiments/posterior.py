@@ -57,6 +57,7 @@ class Request:
     k: int = 50
     steps: int | None = None
     tail: str = "none"
+    predictive: str | None = None
     seed: int = 0
 
     def make_solver(self, progress: bool | None) -> Solver:
@@ -207,8 +208,9 @@ def run(
     if outside is not None:
         check_pair(str(request.outside), model, outside, None, request.likelihood)
     posterior = LinearizedLaplace(
-        model, request.likelihood, solver, tail=TAILS[request.tail], seed=request.seed
-    )
+        model, request.likelihood, solver, tail=TAILS[request.tail],
+        predictive=request.predictive, seed=request.seed,
+    )  # fmt: skip
     held_out = [pairs["tune"]] if "tune" in pairs else None
     _, seconds = timed(lambda: posterior.fit([pairs["train"]], tune=held_out))
     posterior.save(out / "posterior.safetensors")
