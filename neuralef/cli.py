@@ -152,7 +152,7 @@ def laplace(
     ] = "none",
     predictive: Annotated[
         str | None,
-        typer.Option(help="pairwise, mc, probit or bridge [pairwise; mc beyond 32 classes]."),
+        typer.Option(help="pairwise, mc, probit or bridge; unsaid: pairwise, for over 32 classes mc."),
     ] = None,
     device: Device = "cpu",
     seed: Seed = 0,
