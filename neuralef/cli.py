@@ -22,6 +22,7 @@ from neuralef.cli_shared import (
     leave_earlier,
     name_of,
     open_run,
+    option,
     report_lines,
     show_warning,
 )
@@ -73,29 +74,29 @@ def fit(
     ] = "rbf",
     k: Annotated[int, typer.Option(help="How many eigenpairs.")] = 10,
     lengthscale: Annotated[
-        float | None, typer.Option(help="Of rbf, matern and periodic [the median distance; 1].")
+        float | None, option("Of rbf, matern and periodic.", otherwise="the median distance; 1")
     ] = None,
-    nu: Annotated[float | None, typer.Option(help="Of matern: 0.5, 1.5 or 2.5 [1.5].")] = None,
-    period: Annotated[float | None, typer.Option(help="Of periodic [1].")] = None,
-    degree: Annotated[int | None, typer.Option(help="Of polynomial [4].")] = None,
-    bias: Annotated[float | None, typer.Option(help="Of polynomial [1.5].")] = None,
+    nu: Annotated[float | None, option("Of matern: 0.5, 1.5 or 2.5.", otherwise="1.5")] = None,
+    period: Annotated[float | None, option("Of periodic.", otherwise="1")] = None,
+    degree: Annotated[int | None, option("Of polynomial.", otherwise="4")] = None,
+    bias: Annotated[float | None, option("Of polynomial.", otherwise="1.5")] = None,
     activation: Annotated[
-        str | None, typer.Option(help="Of mlpgp and mlpntk: relu or erf [relu].")
+        str | None, option("Of mlpgp and mlpntk: relu or erf.", otherwise="relu")
     ] = None,
     depth: Annotated[
-        int | None, typer.Option(help="Linear layers of mlpgp and mlpntk [3].")
+        int | None, option("Linear layers of mlpgp and mlpntk.", otherwise="3")
     ] = None,
     center: Annotated[bool, typer.Option(help="Centre the kernel: kernel PCA.")] = False,
     solver: Annotated[
         str,
         typer.Option(help="neuralef, spin, nestedlora, nystrom, subspace or random-features."),
     ] = "neuralef",
-    steps: Annotated[int | None, typer.Option(help="Of solvers that train [2000].")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Of solvers that train [256].")] = None,
+    steps: Annotated[int | None, option("Of solvers that train.", otherwise="2000")] = None,
+    batch_size: Annotated[int | None, option("Of solvers that train.", otherwise="256")] = None,
     landmarks: Annotated[
-        int | None, typer.Option(help="Of nystrom: solve on so many random points [all].")
+        int | None, option("Of nystrom: solve on so many random points.", otherwise="all")
     ] = None,
-    features: Annotated[int | None, typer.Option(help="Of random-features [1000].")] = None,
+    features: Annotated[int | None, option("Of random-features.", otherwise="1000")] = None,
     held_out: Annotated[
         float, typer.Option(help="Share of the points kept for the certificate.")
     ] = 0.1,
@@ -146,13 +147,13 @@ def laplace(
     ] = "classification",
     solver: Annotated[str, typer.Option(help="neuralef, distill or exact.")] = "neuralef",
     k: Annotated[int, typer.Option(help="How many eigenfunctions.")] = 50,
-    steps: Annotated[int | None, typer.Option(help="Of solvers that train [2000].")] = None,
+    steps: Annotated[int | None, option("Of solvers that train.", otherwise="2000")] = None,
     tail: Annotated[
         str, typer.Option(help="Give back what k functions leave out: none, exact or learnt.")
     ] = "none",
     predictive: Annotated[
         str | None,
-        typer.Option(help="pairwise, mc, probit or bridge; unsaid: pairwise, for over 32 classes mc."),
+        option("pairwise, mc, probit or bridge.", otherwise="pairwise; mc beyond 32 classes"),
     ] = None,
     device: Device = "cpu",
     seed: Seed = 0,
@@ -219,7 +220,7 @@ def reproduce(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder of the published data, where needed [$NEURALEF_DATA]."),
+        option("Folder of the published data, where needed.", otherwise="$NEURALEF_DATA"),
     ] = None,
     checkpoint: Annotated[
         Path | None,

@@ -16,6 +16,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and
 Overwrite = Annotated[bool, typer.Option(help="Replace the result of an earlier run.")]
 
 
+def option(help: str, otherwise: str) -> Any:
+    """An option that may be left out, and what is taken otherwise."""
+    return typer.Option(help=help, show_default=otherwise)
+
+
 def leave_earlier(folder: Path, experiment: str, overwrite: bool) -> None:
     """Refuse a folder that holds the result of an earlier run, unless told to replace it.
 

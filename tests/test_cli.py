@@ -208,3 +208,18 @@ def test_the_rank_is_told(neuralef, table):
     assert code == 0
     assert "warning: found 3 eigenpairs of the 5 asked for" in errors
     assert "rank 3 of 5" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("fit", ("median distance", "(relu)", "(all)", "(2000)")),
+        ("laplace", ("beyond 32", "(2000)")),
+        ("reproduce", ("$NEURALEF_DATA",)),
+    ],
+)
+def test_help_says_what_is_taken_otherwise(neuralef, monkeypatch, words, says):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = neuralef(words, "--help")
+    assert code == 0
+    assert [word for word in says if word not in " ".join(out.split())] == []
