@@ -32,7 +32,7 @@ def test_a_posterior_comes_out_that_predicts_what_was_reported(user, words):
     code, out, _ = user.call(words=("--k", 3, *words))
     assert code == 0
     assert "written to run" in out
-    assert "by the evidence" in out
+    assert "by the evidence, predictive pairwise;" in " ".join(out.split())
     files = ["entropy.png", "posterior.safetensors", "reliability.png", "result.json"]
     assert sorted(path.name for path in user.run.iterdir()) == files
     posterior, model = loaded(user)
@@ -93,6 +93,7 @@ def test_another_predictive_is_tuned_reported_and_kept(user, name):
     assert user.call("mlp", "--tune", "tune.npz", "--predictive", name)[0] == 0
     found, (posterior, model) = measured(user), loaded(user)
     assert found["predictive"] == posterior.predictive_ == name
+    assert f"predictive {name};" in " ".join(user.command("show", "run")[1].split())
     expected = LinearizedLaplace(model, solver=posterior.spectrum, predictive=name)
     expected.fit([read("train.npz")], tune=[read("tune.npz")])
     assert found["temperature"] == pytest.approx(expected.temperature_, rel=1e-3)

@@ -150,4 +150,6 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
                         strict=True))  # fmt: skip
         yield f"intervals that should hold 50 / 95 % hold {held[0.5]:.1%} / {held[0.95]:.1%}"
     how = "the held-out points" if result["config"]["tune"] else "the evidence"
+    if measured.get("predictive"):  # neither a regression has one nor an old result
+        how += f", predictive {measured['predictive']}"
     yield f"{chosen}, by {how}; fitted in {measured['fit_seconds']:.1f} s"
