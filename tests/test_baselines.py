@@ -19,7 +19,7 @@ from neuralef.bayes import LinearizedLaplace, laplace_backend, laplace_torch
 from neuralef.bayes.baselines import MAP, TemperatureScaling
 from neuralef.bayes.laplace_torch import METHODS, LaplaceTorch
 from neuralef.bayes.likelihood import Gaussian
-from neuralef.bayes.predictive import probabilities
+from neuralef.bayes.predictive import even_normals, probabilities
 from neuralef.bayes.tuning import tempering
 from neuralef.metrics import nll
 
@@ -30,6 +30,34 @@ def test_the_model_itself():
     model, x = mlp(), points(30)
     found = MAP(model).fit([(x, labels(30))], tune=[(x, labels(30))]).predict_proba(x)
     torch.testing.assert_close(found, model(x).softmax(1).detach(), rtol=0, atol=0)
+
+
+def test_a_model_is_certain_of_its_outputs():
+    model, x = mlp(), points(30)
+    for kind in (MAP, TemperatureScaling):  # f itself, whatever the temperature
+        found = kind(model).fit([(x, labels(30))], tune=[(x, labels(30))])
+        assert torch.equal(found.predict(x).mean, model(x).detach())
+        assert not bool(found.predict(x).covariance.any())
+        assert torch.equal(found.sample(x, draws=3), model(x).detach().expand(3, -1, -1))
+
+
+@methods
+def test_draws_have_the_moments_of_the_prediction(method):
+    model, x = mlp(), points(60)
+    found = rival(model, method, prior_precision=PRECISION, iterations=20).fit([(x, labels(60))])
+    truth, draws = found.predict(x[:4]), found.sample(x[:4], draws=20_000)
+    spread = truth.variance.sqrt()
+    error = (draws.mean(0) - truth.mean) / spread
+    assert float(error.abs().max()) < 5 / 20_000**0.5
+    moves = (draws - truth.mean) / spread
+    correlation = truth.covariance / (spread[:, :, None] * spread[:, None])
+    found_correlation = torch.einsum("snc,snd->ncd", moves, moves) / len(moves)
+    torch.testing.assert_close(found_correlation, correlation, rtol=0, atol=5 * (2 / 20_000) ** 0.5)
+    again = found.sample(x[2:4], draws=20_000)  # one function, from call to call
+    torch.testing.assert_close(again, draws[:, 2:])
+    assert not torch.equal(found.sample(x[:4], draws=5, seed=1), found.sample(x[:4], draws=5))
+    with pytest.raises(ValueError, match="draws"):
+        found.sample(x, draws=0)
 
 
 @pytest.mark.parametrize("start", [0, 1])
@@ -209,7 +237,8 @@ def test_held_out_points_choose_the_best_prior(method, predictive):
             if predictive == "pairwise":
                 p = probabilities(some.mean, temper * some.covariance, "pairwise")
             else:
-                p = (some.mean + temper**0.5 * found._moves(some)).softmax(-1).mean(0)
+                moves = some.moves(even_normals(found.draws, 3, found.seed))
+                p = (some.mean + temper**0.5 * moves).softmax(-1).mean(0)
             assert least <= nll(p, truth) + tempering(temper, 200)
     assert nll(found.predict_proba(new), truth) == best  # asking for others changes nothing
     assert nll(found.tune([(new, truth)]).predict_proba(new), truth) <= best

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.bayes.batches import collect
-from neuralef.bayes.likelihood import check_targets
+from neuralef.bayes.likelihood import Gaussian, check_targets
+from neuralef.bayes.posterior import DRAWS
 from neuralef.bayes.predictive import to_probabilities
 from neuralef.bayes.tuning import minimise
-from neuralef.checks import check_points
+from neuralef.checks import check_count, check_points
 from neuralef.metrics import nll
 from neuralef.networks.trial import check_model
 from neuralef.points import Points
@@ -64,6 +65,22 @@ class MAP:
         if not bool(logits.isfinite().all()):
             raise ValueError("the model gives NaN or infinite outputs on the data")
         return logits[:, None] if logits.ndim == 1 else logits
+
+    def predict(self, x: Points) -> Gaussian:
+        """The outputs of the model, of which it is certain: their covariance is zero."""
+        logits = MAP.outputs(self, x)
+        return Gaussian(logits, torch.diag_embed(torch.zeros_like(logits)))
+
+    def sample(self, x: Points, draws: int = DRAWS, seed: int = 0) -> Tensor:
+        """Outputs from what `predict` says of each point: (draws, n, c).
+
+        The covariance between points is not at hand: a draw has the same normals at all of them.
+        """
+        found = self.predict(x)
+        generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
+        shape = check_count(draws, "draws"), found.mean.shape[1]
+        normals = torch.randn(shape, dtype=torch.float64, generator=generator)
+        return found.mean + found.moves(normals.to(found.mean.device))
 
     def predict_proba(self, x: Points) -> Tensor:
         """Class probabilities (n, c), or (n, 2) of a model with one logit."""

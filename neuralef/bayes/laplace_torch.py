@@ -260,15 +260,9 @@ class LaplaceTorch(MAP):
         """E softmax(f) for any multiple of the covariance."""
         if self.predictive_ != "mc":
             return lambda τ: probabilities(found.mean, τ * found.covariance, self.predictive_)
-        moves = self._moves(found)
+        normals = even_normals(self.draws, found.mean.shape[1], self.seed)
+        moves = found.moves(normals.to(found.mean.device))
         return lambda τ: to_probabilities(found.mean + τ**0.5 * moves).mean(0)
-
-    def _moves(self, found: Gaussian) -> Tensor:
-        """Draws of the outputs about their mean, (draws, n, c), the same for all points."""
-        normals = even_normals(self.draws, found.mean.shape[1], self.seed).to(found.mean.device)
-        values, vectors = torch.linalg.eigh(found.covariance)
-        root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
-        return torch.einsum("ncd,sd->snc", root, normals)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,13 @@ class Gaussian:
         """Of each output, (n, c)."""
         return self.covariance.diagonal(dim1=-2, dim2=-1)
 
+    def moves(self, normals: Tensor) -> Tensor:
+        """Draws about the mean, (draws, n, c), from standard normals (draws, c) for all points."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        # the symmetric root, since eigenvectors jump from one point to the next
+        root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
+        return torch.einsum("ncd,sd->snc", root, normals)
+
 
 def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
     """Targets that fit a model's outputs (n, c): class numbers (n,), or values (n, c)."""

@@ -83,10 +83,7 @@ class WeightPosterior:
         if outputs.tails is None:
             scaled = self.variances.sqrt() * normals
             return outputs.mean + torch.einsum("nck,sk->snc", outputs.features, scaled)
-        values, vectors = torch.linalg.eigh(self.gaussian(outputs).covariance)
-        # the symmetric root, since eigenvectors jump from one point to the next
-        root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
-        return outputs.mean + torch.einsum("ncd,sd->snc", root, normals)
+        return outputs.mean + self.gaussian(outputs).moves(normals)
 
     def probabilities(self, outputs: Outputs, method: str, draws: int = DRAWS) -> Tensor:
         """E softmax(f/T), (n, c), or (n, 2) of one logit: over draws, or in closed form."""
