@@ -80,3 +80,14 @@ def move(x: Points, device: torch.device) -> Points:
     if isinstance(x, Tensor):
         return x.to(device)
     return PointDict({key: value.to(device) for key, value in x.items()})
+
+
+def in_double(x: Points) -> Points:
+    """Points whose floating numbers are float64; token ids and masks stay what they are."""
+
+    def convert(value: Tensor) -> Tensor:
+        return value.double() if value.is_floating_point() else value
+
+    if isinstance(x, Tensor):
+        return convert(x)
+    return PointDict({key: convert(value) for key, value in x.items()})

@@ -1,14 +1,17 @@
 """Jacobians of models that look as if layer by layer were enough: plain autograd is the truth."""
 
+import warnings
+
 import pytest
 import torch
 from cases import Case, each
-from models import Tied, dense_jacobian, flat_mlp, images, mlp, shaken
+from models import Reader, Tied, dense_jacobian, flat_mlp, images, mlp, sentences, shaken
 from torch import nn
 from truth import points
 
 from neuralef.kernels import NTK
 from neuralef.networks.tangent import Tangent
+from neuralef.points import PointDict
 
 N = 4
 
@@ -120,3 +123,33 @@ def test_nothing_is_left_on_the_model(case):
         Tangent(model).jacobian(points(N, 9))
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
     assert all(value.grad is None for value in model.parameters())
+
+
+def at_its_kinks():
+    """A ReLU network in float32 at a point where rounding alone says which units are on."""
+    x = points(N, 64).float()
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 2)).eval()
+    with torch.no_grad():
+        model[0].bias.copy_(-model[0].weight.double() @ x[0].double())
+    return model, x
+
+
+def with_float32_of_its_own():
+    rotation = points(3, 3).float()
+    return calls(lambda m, x: m.second((m.first(x) @ rotation).tanh()))().eval(), vectors().float()
+
+
+def reader_of_dicts():
+    return Reader(dtype=torch.float32).eval(), PointDict(sentences(N))
+
+
+@pytest.mark.parametrize("make", [at_its_kinks, with_float32_of_its_own, reader_of_dicts])
+def test_a_fast_way_is_found_in_float32(make):
+    torch.manual_seed(0)
+    model, x = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # which says that a slow one is taken
+        found = Tangent(model).jacobian(x)
+    kinks = int(make is at_its_kinks)  # points without a derivative
+    truth = dense_jacobian(model, x).reshape(found.shape)
+    torch.testing.assert_close(found[kinks:], truth[kinks:].float(), rtol=1e-4, atol=1e-5)

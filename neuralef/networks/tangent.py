@@ -21,7 +21,7 @@ from neuralef.networks.trial import (
     plain,
     try_model,
 )
-from neuralef.points import Points, needs_gradient
+from neuralef.points import Points, in_double, needs_gradient
 
 # The most numbers of a Jacobian, or of the activations of a forward pass, held at once. On a GPU
 # a chunk must be large to be fast.
@@ -118,23 +118,43 @@ class Tangent(nn.Module):
         others in their place, as torch's recurrent layers do.
         """
         with torch.no_grad():
-            true = self.loop_jacobian(x)
-            slack = torch.finfo(true.dtype).eps ** 0.5 * true.abs().max()
-            for way in (self._layer_jacobian, self.vmap_jacobian):
+            judge, points, true = self._judged(x)
+            slack = torch.finfo(self.dtype).eps ** 0.5 * true.abs().max()
+            for name in ("layers", "vmap"):
                 try:
-                    found = way(x)
+                    found = self._by(name, x)
+                    if found is not None and judge is not self:
+                        found = judge._by(name, points)
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError:
                     continue
                 if found is not None and bool((found - true).abs().max() <= slack):
-                    return "layers" if way == self._layer_jacobian else "vmap"
+                    return name
         warnings.warn(
             f"torch.func cannot differentiate {type(self.model).__name__}: its Jacobians are made "
             "one point and output at a time, which is slow",
             stacklevel=2,
         )
         return "loop"
+
+    def _judged(self, x: Points) -> tuple[Tangent, Points, Tensor]:
+        """Model, points and their Jacobian in float64, or as they are if the model allows no other.
+
+        In float32 rounding puts a ReLU now and then on the other side of its kink, and then ways
+        that are all right differ.
+        """
+        if self.dtype != torch.float64:
+            try:
+                twin, points = copy.deepcopy(self), in_double(x)
+                twin.model.double()
+                return twin, points, twin.loop_jacobian(points)
+            except (RuntimeError, TypeError):  # numbers of its own in float32; a device without
+                pass
+        return self, x, self.loop_jacobian(x)
+
+    def _by(self, name: str, x: Points) -> Tensor | None:
+        return self._layer_jacobian(x) if name == "layers" else self.vmap_jacobian(x)
 
     def _layer_jacobian(self, x: Points) -> Tensor | None:
         layers = layers_of(self.model, self.names)
