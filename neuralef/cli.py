@@ -26,6 +26,7 @@ from neuralef.cli_shared import (
     report_lines,
     show_warning,
 )
+from neuralef.progress import silence
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -278,7 +279,8 @@ def main() -> None:
     """
     warnings.showwarning = show_warning
     try:
-        app()
+        with silence("--json" in sys.argv):
+            app()
     except (ValueError, TypeError, OSError, FloatingPointError) as error:
         if os.environ.get("NEURALEF_TRACEBACK"):
             raise

@@ -22,6 +22,7 @@ from neuralef.networks.trial import (
     try_model,
 )
 from neuralef.points import Points, in_double, needs_gradient
+from neuralef.progress import watched
 
 # The most numbers of a Jacobian, or of the activations of a forward pass, held at once. On a GPU
 # a chunk must be large to be fast.
@@ -189,7 +190,7 @@ class Tangent(nn.Module):
 
     def chunks(self, x: Points, outputs: int) -> Iterator[Tensor]:
         """J in chunks of (some points, c, p)."""
-        for part in x.split(self.points_at_once(x, outputs)):
+        for part in watched(x.split(self.points_at_once(x, outputs)), "Jacobians"):
             yield self.jacobian(part)
 
     def points_at_once(self, x: Points, outputs: int) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from neuralef.gram import FeatureGram, Gram
 from neuralef.linalg import VANISHING
 from neuralef.networks.normalization import Normalized
+from neuralef.progress import silence
 from neuralef.rebuild import describe
 from neuralef.replay import Replayed
 from neuralef.solvers.base import Callback
@@ -97,7 +98,7 @@ def train(
     network.train()
     step = _Step(state, gram, training)
     start = time.perf_counter() - state.seconds
-    with _progress(training, state.step) as advance:
+    with silence(), _progress(training, state.step) as advance:
         while state.step < training.steps and not _impatient(state, training):
             step(batches[state.step], training.rate(state.step))
             state.step += 1

@@ -13,6 +13,7 @@ from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.gram import Gram
 from neuralef.networks.default import default_network
 from neuralef.networks.normalization import L2BatchNorm, Normalized
+from neuralef.progress import silence
 from neuralef.solvers.base import Callback, Solver, check_block, check_problem, make_spectrum
 from neuralef.solvers.loop import Training, train
 from neuralef.solvers.objective import Objective
@@ -127,26 +128,27 @@ class TrainedSolver(Solver):
                 gram, functions, self.seed, bandwidth=self.bandwidth, normalize=self.normalized
             )
         network, functions = prepare(network, gram, self.k, self.normalized)
-        averages, history = train(
-            self.lessons(gram),
-            network,
-            self.objective(network, gram),
-            self.training(),
-            functions,
-            self.settings(),
-            callback,
-            checkpoint,
-        )
-        points = refinement_points(gram, self.refine_points, generator)
-        span = None
-        if self.refine:
-            eigenvalues, rotation, residuals, span = refine(points, network, self.k)
-        else:
-            eigenvalues, rotation, residuals = self.as_trained(points, network, averages)
-        return make_spectrum(
-            self, gram, network, rotation, eigenvalues, residuals,
-            validation=validation, history=history, span=span,
-        )  # fmt: skip
+        with silence(self.progress is False):
+            averages, history = train(
+                self.lessons(gram),
+                network,
+                self.objective(network, gram),
+                self.training(),
+                functions,
+                self.settings(),
+                callback,
+                checkpoint,
+            )
+            points = refinement_points(gram, self.refine_points, generator)
+            span = None
+            if self.refine:
+                eigenvalues, rotation, residuals, span = refine(points, network, self.k)
+            else:
+                eigenvalues, rotation, residuals = self.as_trained(points, network, averages)
+            return make_spectrum(
+                self, gram, network, rotation, eigenvalues, residuals,
+                validation=validation, history=history, span=span,
+            )  # fmt: skip
 
 
 def prepare(
