@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -145,3 +147,24 @@ def check_positive(value: float, name: str) -> float:
     if isinstance(value, bool) or not (isinstance(value, Real) and 0 < value < float("inf")):
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
     return float(value)
+
+
+def check_memory(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str
+) -> None:
+    """Refuse an array that is larger than the machine; the system would end us without a word."""
+    needed, there = math.prod(shape) * dtype.itemsize, _memory(device)
+    if there is not None and needed > there:
+        raise ValueError(
+            f"{what} = {' × '.join(f'{size:,}' for size in shape)} numbers are "
+            f"{needed / 1e9:,.1f} GB, and {device} has {there / 1e9:,.1f} GB: take fewer"
+        )
+
+
+def _memory(device: torch.device) -> int | None:
+    """In bytes, where it can be told."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None

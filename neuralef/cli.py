@@ -149,6 +149,10 @@ def laplace(
     solver: Annotated[str, typer.Option(help="neuralef, distill or exact.")] = "neuralef",
     k: Annotated[int, typer.Option(help="How many eigenfunctions.")] = 50,
     steps: Annotated[int | None, option("Of solvers that train.", otherwise="2000")] = None,
+    samples: Annotated[
+        int | None,
+        option("Random features that neuralef learns from: time and memory.", otherwise="4096"),
+    ] = None,
     tail: Annotated[
         str, typer.Option(help="Give back what k functions leave out: none, exact or learnt.")
     ] = "none",
@@ -170,7 +174,8 @@ def laplace(
     request = study.Request(
         checkpoint=str(checkpoint), model=model, train=str(train), test=str(test),
         tune=name_of(tune), outside=name_of(outside), likelihood=likelihood,
-        solver=solver, k=k, steps=steps, tail=tail, predictive=predictive, seed=seed,
+        solver=solver, k=k, steps=steps, samples=samples, tail=tail, predictive=predictive,
+        seed=seed,
     )  # fmt: skip
     result = study.run(request, out, device, False if show_json else None)
     finish(result, show_json, [*tables.posterior(result), f"written to {out}"])

@@ -13,6 +13,7 @@ from users import COMMON, FACTORY, MODULE, loaded, measured, read, rows
 from neuralef.bayes import LinearizedLaplace
 from neuralef.experiments.record import KEYS
 from neuralef.metrics import accuracy, auroc, entropy, nll
+from neuralef.solvers import NeuralEF
 
 # What comes out
 
@@ -58,8 +59,8 @@ def test_every_number_of_a_classification(user):
     assert result["config"] == {
         "checkpoint": "weights.pt", "model": f"{MODULE}:mlp", "train": "train.npz",
         "test": "test.npz", "tune": "tune.npz", "outside": "outside.npz",
-        "likelihood": "classification", "solver": "exact", "k": 3, "steps": None, "tail": "none",
-        "predictive": None, "seed": 0,
+        "likelihood": "classification", "solver": "exact", "k": 3, "steps": None,
+        "samples": None, "tail": "none", "predictive": None, "seed": 0,
     }  # fmt: skip
     posterior, _ = loaded(user)
     x, _ = read("test.npz")
@@ -73,6 +74,18 @@ def test_every_number_of_a_classification(user):
         assert (sum(found["picture"]["inside"]), sum(found["picture"]["outside"])) == (40, 20)
     expected = auroc(inside, outside)
     assert result["measured"]["posterior"]["auroc"] == pytest.approx(expected)
+
+
+def test_fewer_samples(user):
+    words = ("--k", 3, "--steps", 3, "--samples")
+    assert user.call(words=(*words, 8))[0] == 0
+    found = measured(user)["eigenvalues"]
+    x, y = read("train.npz")
+    solver = NeuralEF(3, steps=3)
+    expected = LinearizedLaplace(user.make("mlp").eval(), solver=solver, samples=8).fit([(x, y)])
+    assert found == expected.spectrum.eigenvalues.tolist()
+    assert user.call(words=(*words, 9, "--overwrite"))[0] == 0
+    assert measured(user)["eigenvalues"] != found
 
 
 def test_held_out_points_choose_the_prior_and_the_temperature(user):

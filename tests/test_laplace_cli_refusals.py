@@ -222,6 +222,8 @@ def test_a_regression_takes_no_predictive(user):
     ("words", "says"),
     [
         ("--solver exact --steps 5", "takes no --steps"),
+        ("--solver exact --samples 5", "takes no --samples"),
+        ("--samples 0", "samples must be at least 1"),
         ("--solver magic", "solver must be one of neuralef, distill, exact, got 'magic'"),
         ("--likelihood poisson", "likelihood must be one of classification, regression"),
         ("--solver exact --k 0", "k must be at least 1"),

@@ -222,3 +222,16 @@ def test_a_layer_that_sees_other_than_one_row_a_point_is_left_out():
     assert nef.networks.Activations(model, x[:2]).names == ["last"]
     posterior = LinearizedLaplace(model, solver=nef.NeuralEF(k=3, steps=5), samples=32)
     assert posterior.fit([(x, torch.arange(40) % 3)]).predict_proba(x).shape == (40, 3)
+
+
+@pytest.mark.parametrize(("samples", "what"), [(4, "samples"), (4096, "weights")])
+def test_features_that_do_not_fit_are_refused_before_any_training(monkeypatch, samples, what):
+    x, y = points(60), labels(60)
+    model, steps = mlp(), []
+    monkeypatch.setattr("neuralef.solvers.trained.train", lambda *given: steps.append(given))
+    numbers = 60 * 3 * min(samples, parameters(model))
+    monkeypatch.setattr("neuralef.checks._memory", lambda device: 8 * numbers - 1)
+    posterior = LinearizedLaplace(model, solver=nef.NeuralEF(k=3), samples=samples)
+    with pytest.raises(ValueError, match=f"points × outputs × {what} = 60 × 3 × .* take fewer"):
+        posterior.fit([(x, y)])
+    assert steps == []

@@ -156,3 +156,13 @@ def test_outputs_and_features_that_are_not_known():
         2.0 * NTK(mlp())
     with pytest.raises(ValueError, match="samples=s"):
         NTK(mlp()).features(points(3, 3))
+
+
+def test_more_features_than_the_machine_holds(monkeypatch):
+    """The system would end the process; nothing is allocated before."""
+    kernel = NTK(mlp(), samples=10**13)
+    says = r"points × outputs × samples = 6 × 2 × 10,000,000,000,000 numbers are 960,000\.0 GB, "
+    with pytest.raises(ValueError, match=says + r"and cpu has [\d.,]+ GB: take fewer"):
+        kernel.gram(points(6, 3))
+    monkeypatch.setattr("neuralef.checks._memory", lambda device: None)  # as on some systems
+    assert len(NTK(mlp(), samples=8).gram(points(6, 3))) == 6

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neuralef.checks import check_memory
 from neuralef.gram import FeatureGram, Gram
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.activations import ActivationHead
@@ -51,5 +52,7 @@ def explicit(posterior: LinearizedLaplace, x: Points) -> Gram:
     kernel, samples = posterior.kernel, posterior.samples
     if kernel.tangent.size > samples:
         return NTK(posterior.tangent_model, samples=samples, seed=posterior.seed).gram(x)
+    shape = len(x), kernel.outputs, kernel.tangent.size
+    check_memory(shape, kernel.tangent.dtype, x.device, "points × outputs × weights")
     phi = torch.cat(list(kernel.tangent.chunks(x, kernel.outputs))) * kernel.tangent.size**0.5
     return FeatureGram(x, phi[:, 0] if kernel.outputs == 1 else phi)

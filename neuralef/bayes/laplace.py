@@ -34,6 +34,7 @@ from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
 
 NUMBERS_AT_ONCE = 2**26  # of Ψ̃
+SAMPLES = 4096  # random features that networks learn from
 
 
 class LinearizedLaplace:
@@ -68,7 +69,7 @@ class LinearizedLaplace:
         temperature: float | None = None,
         tail: bool | str = False,
         softmax_temperature: float | None = 1.0,
-        samples: int = 4096,
+        samples: int = SAMPLES,
         seed: int = 0,
         predictive: str | None = None,
     ) -> None:

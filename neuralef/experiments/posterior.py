@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from neuralef.bayes import LinearizedLaplace
 from neuralef.bayes.baselines import MAP
+from neuralef.bayes.laplace import SAMPLES
 from neuralef.bayes.likelihood import LIKELIHOODS, check_targets, gaussian_nll
 from neuralef.checks import check_choice, check_points
 from neuralef.data.tables import read_table
@@ -56,6 +57,7 @@ class Request:
     solver: str = "neuralef"
     k: int = 50
     steps: int | None = None
+    samples: int | None = None
     tail: str = "none"
     predictive: str | None = None
     seed: int = 0
@@ -63,6 +65,8 @@ class Request:
     def make_solver(self, progress: bool | None) -> Solver:
         """The solver, with the number of steps if it trains."""
         check_choice(self.solver, "solver", tuple(SOLVERS))
+        if self.samples is not None and self.solver != "neuralef":
+            raise ValueError(f"only neuralef learns from samples: {self.solver} takes no --samples")
         if self.solver == "exact":
             if self.steps is not None:
                 raise ValueError("the exact solver does not train: it takes no --steps")
@@ -210,6 +214,7 @@ def run(
     posterior = LinearizedLaplace(
         model, request.likelihood, solver, tail=TAILS[request.tail],
         predictive=request.predictive, seed=request.seed,
+        samples=SAMPLES if request.samples is None else request.samples,
     )  # fmt: skip
     held_out = [pairs["tune"]] if "tune" in pairs else None
     _, seconds = timed(lambda: posterior.fit([pairs["train"]], tune=held_out))

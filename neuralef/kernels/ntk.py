@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, check_count, check_points, check_positive
+from neuralef.checks import check_choice, check_count, check_memory, check_points, check_positive
 from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.linalg import random_signs
 from neuralef.networks.tangent import BACKWARD_COST, Tangent
@@ -159,7 +159,9 @@ class NTK(Kernel):
     def _sketch(self, x: Points) -> Tensor:
         assert self.samples is not None
         way, tangent = self.way(), self.tangent
-        phi = torch.empty(len(x), self.outputs, self.samples, dtype=tangent.dtype, device=x.device)
+        shape = len(x), self.outputs, self.samples
+        check_memory(shape, tangent.dtype, x.device, "points × outputs × samples")
+        phi = torch.empty(shape, dtype=tangent.dtype, device=x.device)
         for some in self._groups(way):
             columns = slice(some.start, some.stop)
             if way == "project":
