@@ -18,12 +18,14 @@ def test_tables_print_every_way(study):
         mean = np.mean([record["mean"]["nll"] for record in records])
         assert f"{mean:.4f}" in row
         assert ("–" in row) == (label in ("temperature", "ella"))
-        by_draws = records[0].get("draws")
-        assert len(below) == (by_draws is not None)
-        if by_draws is not None:
-            beside = records[0]["mean"], by_draws
-            scores = [f"{way[name]:.4f}" for name in ("nll", "ece", "auroc") for way in beside]
-            assert below[0].split()[-6:] == scores
+        assert len(below) == ("draws" in records[0])
+        for line in below:
+            scores = [
+                f"{np.mean([record[way][name] for record in records]):.4f}"
+                for name in ("nll", "ece", "auroc")
+                for way in ("mean", "draws")
+            ]
+            assert line.split()[-7:] == [f"{len(records)}", *scores]
     (base,) = [line for line in text.splitlines() if line.startswith(" MAP  ")]
     assert base.rstrip().endswith(" 1.00")
     missing = [name for name in preset.rivals if name not in study.measured["ways"]]
@@ -32,6 +34,15 @@ def test_tables_print_every_way(study):
         assert "pip install 'neuralef[compare]'" in text
     cut_short = "valla" in study.measured["ways"]  # half a second is not enough for it
     assert ("valla saw the data" in text) == cut_short
+
+
+def test_draws_stand_beside_pairs_of_the_same_seeds():
+    """Earlier results have them for the first seed only."""
+    drawn = {"draws": dict.fromkeys(SCORES, 0.25)}
+    ours = [*scored(nll=0.125, **drawn), *scored(nll=0.875)]
+    result = some_result(ResNet_8={"MAP": scored(), "ours": ours})
+    _, line = (line for line in printed(result).splitlines() if line.startswith(" ours  "))
+    assert line.split()[1:4] == ["1", "0.1250", "0.2500"]
 
 
 SECONDS = {"fit_seconds": 1.0, "test_seconds": 3.0, "model_seconds": 2.0}

@@ -41,16 +41,18 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
 
 
 def _by_draws(ways: dict[str, Any]) -> Iterator[Table]:
-    """Draws in place of pairs, with the same seed."""
+    """Draws in place of pairs, with the same seeds: all, or the first where no others have them."""
     rows = [
-        (name, *(score for key in ("nll", "ece", "auroc") for way in ("mean", "draws")
-                 for score in _scores([seeds[0][way]], key)))
+        (name, f"{len(both)}", *(
+            score for key in ("nll", "ece", "auroc") for way in ("mean", "draws")
+            for score in _scores([seed[way] for seed in both], key)
+        ))
         for name, seeds in ways.items()
-        if "draws" in seeds[0]
+        if (both := [seed for seed in seeds if "draws" in seed])
     ]  # fmt: skip
-    columns = ("method", "NLL", "draws", "ECE", "draws", "AUROC", "draws")
+    columns = ("method", "seeds", "NLL", "draws", "ECE", "draws", "AUROC", "draws")
     if rows:
-        yield make_table("by pairs, and by draws: the first seed", columns, rows)
+        yield make_table("by pairs, and by draws: the same seeds", columns, rows)
 
 
 def _remarks(case: str, ways: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
