@@ -150,14 +150,14 @@ def check_positive(value: float, name: str) -> float:
 
 
 def check_memory(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str
 ) -> None:
     """Refuse an array that is larger than the machine; the system would end us without a word."""
     needed, there = math.prod(shape) * dtype.itemsize, _memory(device)
     if there is not None and needed > there:
         raise ValueError(
             f"{what} = {' × '.join(f'{size:,}' for size in shape)} numbers are "
-            f"{needed / 1e9:,.1f} GB, and {device} has {there / 1e9:,.1f} GB: take fewer"
+            f"{needed / 1e9:,.1f} GB, and {device} has {there / 1e9:,.1f} GB: {advice}"
         )
 
 
@@ -166,5 +166,6 @@ def _memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if device.type == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return there if there > 0 else None
     return None

@@ -33,9 +33,10 @@ def watched(parts: Sequence[Points], what: str) -> Iterator[Points]:
     >>> [len(part) for part in watched(torch.ones(5, 3).split(2), "points")]
     [2, 2, 1]
     """
-    shown = sys.stderr.isatty() and not _silent.get()
+    shown = not _silent.get() and on_terminal()
     total, done, width = sum(map(len, parts)), 0, 0
     start = last = time.monotonic()
+    _silent.set(shown or _silent.get())  # passes within this one
     try:
         for part in parts:
             yield part
@@ -47,9 +48,19 @@ def watched(parts: Sequence[Points], what: str) -> Iterator[Points]:
                 sys.stderr.flush()
                 width, last = len(line), now
     finally:
+        if shown:
+            _silent.set(False)
         if width:
             sys.stderr.write(f"\r{'':<{width}}\r")
             sys.stderr.flush()
+
+
+def on_terminal() -> bool:
+    """Whether somebody may be watching; programs without a console have no stream at all."""
+    try:
+        return bool(sys.stderr.isatty())
+    except (AttributeError, ValueError):
+        return False
 
 
 def _left(seconds: float, done: int, total: int) -> str:

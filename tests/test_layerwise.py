@@ -134,22 +134,74 @@ def at_its_kinks():
     return model, x
 
 
-def with_float32_of_its_own():
-    rotation = points(3, 3).float()
-    return calls(lambda m, x: m.second((m.first(x) @ rotation).tanh()))().eval(), vectors().float()
+def in_float32(function, inputs=3):
+    return lambda: (calls(function, inputs)().eval(), vectors().float())
 
 
-def reader_of_dicts():
-    return Reader(dtype=torch.float32).eval(), PointDict(sentences(N))
+ROTATION = points(3, 3).float()
 
 
-@pytest.mark.parametrize("make", [at_its_kinks, with_float32_of_its_own, reader_of_dicts])
-def test_a_fast_way_is_found_in_float32(make):
+def checked(m, x):
+    assert x.dtype == torch.float32
+    return m.second(m.first(x).tanh())
+
+
+def looked_up(m, x):
+    return m.second(m.first(x) * {torch.float32: 2.0}[x.dtype])
+
+
+FLOAT32 = {
+    "kinks": at_its_kinks,
+    "numbers of its own": in_float32(lambda m, x: m.second((m.first(x) @ ROTATION).tanh())),
+    "refuses others": in_float32(checked),
+    "knows no others": in_float32(looked_up),
+    "float32 inside": in_float32(
+        lambda m, x: m.second(m.first(x).float().tanh().to(m.second.weight.dtype))
+    ),
+    "dict": lambda: (Reader(dtype=torch.float32).eval(), PointDict(sentences(N))),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_a_fast_way_is_found_in_float32(name):
     torch.manual_seed(0)
-    model, x = make()
+    model, x = FLOAT32[name]()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # which says that a slow one is taken
         found = Tangent(model).jacobian(x)
-    kinks = int(make is at_its_kinks)  # points without a derivative
+    kinks = int(name == "kinks")  # points without a derivative
     truth = dense_jacobian(model, x).reshape(found.shape)
     torch.testing.assert_close(found[kinks:], truth[kinks:].float(), rtol=1e-4, atol=1e-5)
+
+
+def of_its_dtype(m, x):
+    """In float64 alone each layer is called once and for all."""
+    again = 0 if x.dtype == torch.float64 else 1
+    return m.second(m.first(x).tanh()) + again * x @ m.first.weight
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda m, x: m.second(m.first(x).tanh()) + 2e-4 * x @ m.first.weight, of_its_dtype],
+    ids=["faintly", "by dtype"],
+)
+def test_weights_read_again_are_not_overlooked_in_float32(function):
+    torch.manual_seed(0)
+    model, x = calls(function)().eval(), vectors().float()
+    found = Tangent(model).jacobian(x)
+    truth = dense_jacobian(model, x).reshape(found.shape).float()
+    torch.testing.assert_close(found, truth, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_for_float64_is_not_needed(monkeypatch):
+    torch.manual_seed(0)
+    model, x = FLOAT32["float32 inside"]()
+
+    def full(x):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("neuralef.networks.tangent.in_double", full)
+    tangent = Tangent(model)
+    truth = dense_jacobian(model, x).float()
+    torch.testing.assert_close(tangent.jacobian(x).flatten(0, 1), truth, rtol=1e-4, atol=1e-5)
+    assert tangent._way == "layers"

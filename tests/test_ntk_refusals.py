@@ -1,11 +1,14 @@
 """Models and points that have no NTK: refused with a message that says what to do."""
 
+import os
+
 import pytest
 import torch
 from models import Reader, mlp, sentences
 from torch import nn
 from truth import points
 
+from neuralef import checks
 from neuralef.gram import JacobianGram
 from neuralef.kernels import NTK
 
@@ -160,9 +163,19 @@ def test_outputs_and_features_that_are_not_known():
 
 def test_more_features_than_the_machine_holds(monkeypatch):
     """The system would end the process; nothing is allocated before."""
-    kernel = NTK(mlp(), samples=10**13)
-    says = r"points × outputs × samples = 6 × 2 × 10,000,000,000,000 numbers are 960,000\.0 GB, "
-    with pytest.raises(ValueError, match=says + r"and cpu has [\d.,]+ GB: take fewer"):
-        kernel.gram(points(6, 3))
+    monkeypatch.setattr("neuralef.checks._memory", lambda device: 8 * 6 * 2 * 8)
+    x = points(6, 3)
+    assert len(NTK(mlp(), samples=8).gram(x)) == 6
+    says = "points × outputs × samples = 6 × 2 × 9,000,000,000 numbers are 864.0 GB, and cpu has "
+    with pytest.raises(ValueError, match=says + "0.0 GB: take fewer samples"):
+        NTK(mlp(), samples=9 * 10**9).gram(x)
     monkeypatch.setattr("neuralef.checks._memory", lambda device: None)  # as on some systems
-    assert len(NTK(mlp(), samples=8).gram(points(6, 3))) == 6
+    assert len(NTK(mlp(), samples=9).gram(x)) == 6
+
+
+@pytest.mark.skipif(not hasattr(os, "sysconf"), reason="the system does not tell its memory")
+def test_how_much_the_machine_holds(monkeypatch):
+    assert checks._memory(torch.device("cpu")) > 2**27
+    monkeypatch.setattr(os, "sysconf", lambda name: -1 if name == "SC_PHYS_PAGES" else 4096)
+    assert checks._memory(torch.device("cpu")) is None  # not known
+    assert checks._memory(torch.device("meta")) is None

@@ -10,7 +10,7 @@ from truth import assert_same, points
 import neuralef as nef
 from neuralef.checks import check_alike, check_points
 from neuralef.kernels import RBF, Function
-from neuralef.points import PointDict, flat
+from neuralef.points import PointDict, flat, in_double
 
 N = 12
 
@@ -215,3 +215,13 @@ def test_names_with_dots_are_fine_or_refused_before_any_work():
         nef.NeuralEF(2, steps=3).solve(kernel.gram(x), Left())
     except (ValueError, TypeError):
         assert not seen
+
+
+def test_ids_and_masks_stay_what_they_are_in_double():
+    x = PointDict(ids=torch.ones(3, 2, dtype=torch.int32), mask=torch.ones(3) > 0, v=torch.ones(3))
+    found = in_double(x)
+    assert isinstance(found, PointDict)
+    kinds = {"ids": torch.int32, "mask": torch.bool, "v": torch.float64}
+    assert {key: value.dtype for key, value in found.items()} == kinds
+    assert in_double(x["ids"]) is x["ids"]
+    assert in_double(torch.ones(3, dtype=torch.bfloat16)).dtype == torch.float64

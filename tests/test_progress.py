@@ -5,13 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 from models import mlp
+from posteriors import labels
 from truth import points
 
 import neuralef as nef
 from neuralef import progress
+from neuralef.bayes import LinearizedLaplace
 from neuralef.kernels import NTK
 
-N = 40
+N, BATCH = 40, 20
+NUMBERS = 2 * sum(value.numel() for value in mlp().parameters())  # of the Jacobian of a point
 
 
 class Terminal(io.StringIO):
@@ -20,26 +23,43 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def terminal(monkeypatch):
+def clock(monkeypatch):
+    """A second passes with every look at it."""
+    time = SimpleNamespace(now=0.0, step=1.0)
+
+    def monotonic():
+        time.now += time.step
+        return time.now
+
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=monotonic))
+    return time
+
+
+@pytest.fixture
+def terminal(monkeypatch, clock):
     stderr = Terminal()
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stderr))
-    monkeypatch.setattr(progress, "PATIENCE", 0)
-    monkeypatch.setattr(progress, "EVERY", 0)
-    monkeypatch.setattr("neuralef.networks.tangent.JACOBIAN_CHUNK", {"cpu": 10 * mlp_numbers()})
+    monkeypatch.setattr(progress, "PATIENCE", 1.0)
+    monkeypatch.setattr("neuralef.networks.tangent.JACOBIAN_CHUNK", {"cpu": 10 * NUMBERS})
     return stderr
 
 
-def mlp_numbers():
-    """Of the Jacobian of one point."""
-    return 2 * sum(value.numel() for value in mlp().parameters())
+def lines(terminal):
+    return [line.strip() for line in terminal.getvalue().split("\r") if line.strip()]
 
 
-def screen(text):
+def screen(terminal):
     """What is left to be seen of a line that was written over and over."""
-    cells: list[str] = []
-    for line in text.split("\r"):
+    cells = []
+    for line in terminal.getvalue().split("\r"):
         cells[: len(line)] = line
     return "".join(cells).rstrip()
+
+
+def trained(x, progress):
+    solver = nef.NeuralEF(k=2, steps=2, batch_size=BATCH, refine=False, progress=progress)
+    network = nef.networks.SharedMLP(3, 2 + solver.oversample, 8, outputs=2, seed=0)
+    return solver.solve(NTK(mlp()).gram(x), network.double())
 
 
 @pytest.mark.parametrize(
@@ -53,58 +73,106 @@ def screen(text):
 )
 def test_a_pass_is_told_and_leaves_nothing(terminal, work):
     work(points(N, 3))
-    told = [line.strip() for line in terminal.getvalue().split("\r") if line.strip()]
-    counts = [int(line.split()[1]) for line in told]
-    assert counts[:4] == [10, 20, 30, 40]
-    assert told[3] == f"Jacobians: {N} of {N} points, 0 s left"
-    assert screen(terminal.getvalue()) == ""
+    assert lines(terminal)[:4] == [
+        f"Jacobians: 10 of {N} points, 3 s left",
+        f"Jacobians: 20 of {N} points, 2 s left",
+        f"Jacobians: 30 of {N} points, 1 s left",
+        f"Jacobians: 40 of {N} points, 0 s left",
+    ]
+    assert screen(terminal) == ""
+
+
+def test_a_line_covers_all_of_the_one_before(terminal, clock):
+    clock.step = 60
+    parts = progress.watched(points(30, 1).split(10), "Jacobians")
+    next(parts), next(parts)
+    assert screen(terminal) == "Jacobians: 10 of 30 points, 2 min 00 s left"
+    clock.step = 0.5
+    next(parts)
+    assert screen(terminal) == "Jacobians: 20 of 30 points, 30 s left"
+
+
+def test_lines_are_not_written_all_the_time(terminal, clock):
+    clock.step = progress.EVERY / 4
+    clock.now = 0.0
+    list(progress.watched(points(100, 1).split(1), "Jacobians"))
+    passed = 100 * clock.step - progress.PATIENCE
+    assert 0 < len(lines(terminal)) <= passed / progress.EVERY + 1
 
 
 def test_an_interrupted_pass_leaves_nothing(terminal):
     parts = progress.watched(points(N, 3).split(10), "Jacobians")
     next(parts), next(parts)
-    assert screen(terminal.getvalue()) == f"Jacobians: 10 of {N} points, 0 s left"
+    assert screen(terminal) == f"Jacobians: 10 of {N} points, 3 s left"
     parts.close()
-    assert screen(terminal.getvalue()) == ""
+    assert screen(terminal) == ""
+    NTK(mlp()).diagonal(points(N, 3))
+    assert lines(terminal)[1:]  # the next one is shown again
 
 
-def test_minutes_are_told(terminal, monkeypatch):
-    seconds = iter([0, 100, 200])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
-    list(progress.watched(points(3000, 1).split(1500), "Jacobians"))
-    assert "Jacobians: 1,500 of 3,000 points, 1 min 40 s left" in terminal.getvalue()
+def test_passes_within_passes_are_not_told(terminal, monkeypatch):
+    monkeypatch.setattr("neuralef.kernels.ntk.HELD_CHUNKS", 0)  # so that they are made again
+    NTK(mlp())(points(N, 3), points(N // 2, 3, seed=1))
+    assert {line.split()[3] for line in lines(terminal)} == {f"{N}"}
+    assert screen(terminal) == ""
 
 
-@pytest.mark.parametrize("hide", ["no terminal", "moment", "silence", "training"])
-def test_nothing_is_shown(terminal, monkeypatch, hide):
+def test_a_training_has_a_bar_of_its_own(terminal, capsys):
+    trained(points(N, 3), progress=None)
+    assert "training" in capsys.readouterr().err
+    assert not any(f"of {BATCH} points" in line for line in lines(terminal))
+    assert any(f"of {N} points" in line for line in lines(terminal))  # before and after it
+
+
+def posterior(x, **settings):
+    solver = nef.NeuralEF(k=2, steps=2, batch_size=BATCH, progress=False)
+    LinearizedLaplace(mlp(), solver=solver, **settings).fit([(x, labels(N, 2))])
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: trained(x, progress=False),
+        lambda x: posterior(x, samples=8),
+        lambda x: posterior(x, samples=4096),
+        lambda x: posterior(x, tail="learnt", prior_variance=1.0),
+    ],
+    ids=["training", "sampled", "whole", "tail"],
+)
+def test_solvers_without_progress_are_silent(terminal, work):
+    work(points(N, 3))
+    assert terminal.getvalue() == ""
+
+
+def test_a_moment_is_not_told(terminal, clock):
+    clock.step = 0.01
+    NTK(mlp()).diagonal(points(N, 3))
+    assert terminal.getvalue() == ""
+
+
+def test_silence(terminal):
     x = points(N, 3)
-    if hide == "no terminal":
-        monkeypatch.setattr(Terminal, "isatty", lambda self: False)
-    if hide == "moment":
-        monkeypatch.setattr(progress, "PATIENCE", 60)
-    if hide == "silence":
-        with progress.silence():
-            NTK(mlp()).diagonal(x)
-    elif hide == "training":  # which has a bar of its own, or was told to have none
-        solver = nef.NeuralEF(k=2, steps=2, batch_size=20, refine=False, progress=False)
-        network = nef.networks.SharedMLP(3, 2 + solver.oversample, 8, outputs=2, seed=0)
-        solver.solve(NTK(mlp()).gram(x), network.double())
-    else:
+    with progress.silence(), progress.silence(False):  # which does not break the one around it
         NTK(mlp()).diagonal(x)
     assert terminal.getvalue() == ""
-
-
-def test_silence_within_silence(terminal):
-    with progress.silence(), progress.silence(False):  # which does not break the one around it
-        NTK(mlp()).diagonal(points(N, 3))
-    assert terminal.getvalue() == ""
-
-
-def test_silence_ends(terminal):
     with pytest.raises(KeyError), progress.silence():
         raise KeyError
-    NTK(mlp()).diagonal(points(N, 3))
+    NTK(mlp()).diagonal(x)
     assert terminal.getvalue() != ""
+
+
+class Closed(io.StringIO):
+    def __init__(self):
+        super().__init__()
+        self.close()
+
+
+@pytest.mark.parametrize("stderr", [None, object(), Closed(), io.StringIO()])
+def test_there_need_be_no_terminal(terminal, monkeypatch, stderr):
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stderr))
+    assert len(NTK(mlp()).diagonal(points(N, 3))) == N
+    trained(points(N, 3), progress=None)
+    assert not (isinstance(stderr, io.StringIO) and not stderr.closed and stderr.getvalue())
 
 
 @pytest.mark.parametrize("json", [True, False])

@@ -52,7 +52,11 @@ def explicit(posterior: LinearizedLaplace, x: Points) -> Gram:
     kernel, samples = posterior.kernel, posterior.samples
     if kernel.tangent.size > samples:
         return NTK(posterior.tangent_model, samples=samples, seed=posterior.seed).gram(x)
-    shape = len(x), kernel.outputs, kernel.tangent.size
-    check_memory(shape, kernel.tangent.dtype, x.device, "points × outputs × weights")
-    phi = torch.cat(list(kernel.tangent.chunks(x, kernel.outputs))) * kernel.tangent.size**0.5
+    tangent, shape = kernel.tangent, (len(x), kernel.outputs, kernel.tangent.size)
+    what, advice = "points × outputs × weights", "take samples, fewer than there are weights"
+    check_memory(shape, tangent.dtype, x.device, what, advice)
+    phi, start = torch.empty(shape, dtype=tangent.dtype, device=x.device), 0
+    for jacobian in tangent.chunks(x, kernel.outputs):
+        phi[start : start + len(jacobian)] = jacobian * tangent.size**0.5
+        start += len(jacobian)
     return FeatureGram(x, phi[:, 0] if kernel.outputs == 1 else phi)

@@ -28,6 +28,7 @@ from neuralef.linalg import descending_eigh
 from neuralef.networks.folding import fold_batch_norm
 from neuralef.networks.trial import check_model
 from neuralef.points import Points
+from neuralef.progress import silence
 from neuralef.solvers import NeuralEF, Solver
 from neuralef.solvers.base import warn_user
 from neuralef.solvers.trained import TrainedSolver
@@ -136,7 +137,8 @@ class LinearizedLaplace:
             check_targets(self.likelihood, held_out[1], outputs_of(self.model, few))
         if self.tail == "learnt":
             check_seen(self.model, x[:2])
-        with torch.enable_grad():
+        quiet = getattr(self.solver, "progress", None) is False
+        with torch.enable_grad(), silence(quiet):
             self.spectrum = eigenfunctions(self, x)
         self.features = Features(self.model, self.spectrum)
         squares = self._residuals(y, logits)
@@ -144,7 +146,8 @@ class LinearizedLaplace:
         curvature, basis = descending_eigh(self.features.information(x, logits, weigh)[None])
         self.curvature, self.basis = curvature[0].clamp_min(0), basis[0].contiguous()
         if self.tail == "learnt":
-            self._learn_tail(x, logits.shape[1])
+            with silence(quiet):
+                self._learn_tail(x, logits.shape[1])
         if held_out is not None:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
         self._by_evidence(squares, logits.numel())

@@ -160,7 +160,8 @@ class NTK(Kernel):
         assert self.samples is not None
         way, tangent = self.way(), self.tangent
         shape = len(x), self.outputs, self.samples
-        check_memory(shape, tangent.dtype, x.device, "points × outputs × samples")
+        what, advice = "points × outputs × samples", "take fewer samples, or fewer points"
+        check_memory(shape, tangent.dtype, x.device, what, advice)
         phi = torch.empty(shape, dtype=tangent.dtype, device=x.device)
         for some in self._groups(way):
             columns = slice(some.start, some.stop)

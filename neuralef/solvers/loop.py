@@ -7,7 +7,6 @@ checkpoint goes on exactly where it stopped.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from neuralef.gram import FeatureGram, Gram
 from neuralef.linalg import VANISHING
 from neuralef.networks.normalization import Normalized
-from neuralef.progress import silence
+from neuralef.progress import on_terminal, silence
 from neuralef.rebuild import describe
 from neuralef.replay import Replayed
 from neuralef.solvers.base import Callback
@@ -181,7 +180,7 @@ def _impatient(state: State, training: Training) -> bool:
 @contextmanager
 def _progress(training: Training, start: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A progress bar on standard error: shown on a terminal unless `progress` says otherwise."""
-    shown = sys.stderr.isatty() if training.progress is None else training.progress
+    shown = on_terminal() if training.progress is None else training.progress
     if not shown:
         yield lambda record: None
         return
