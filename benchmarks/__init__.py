@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from neuralef.benchmarks import growth, loop
+from neuralef.benchmarks import features, growth, loop
 
 from neuralef.checks import check_choice
 from neuralef.experiments.record import write_result
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "growth-time": growth.step_time,
     "growth-memory": growth.step_memory,
     "evaluation": growth.evaluation,
+    "sketch": features.sketch_against_signs,
 }
 
 

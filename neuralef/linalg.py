@@ -127,6 +127,41 @@ def random_signs(
     return signs.reshape(rows, -1)[:, first : first + len(columns)]
 
 
+class CountSketch:
+    """R ↦ R V, (…, s), of rows R (…, p), for a random V with a single entry ±√s in each row.
+
+    V Vᵀ/s is the identity in the mean, as it is of a dense matrix of signs, and R V Vᵀ Rᵀ/s has at
+    most that one's variance: columns of R, taken s at a time, get random signs and are turned round
+    by a random number of places, so that two of them fall together with a probability of at most
+    1/s (Charikar, Chen and Farach-Colton 2002). It costs p additions a row instead of p·s, and with
+    s ≥ p nothing falls together: R V Vᵀ Rᵀ/s is R Rᵀ.
+
+    >>> rows = torch.randn(3, 5)
+    >>> CountSketch(5, 2, 0, rows.dtype, rows.device)(rows).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self, size: int, samples: int, seed: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.size, self.samples = size, samples
+        self.signs = random_signs(1, range(size), seed, dtype, device)[0] * samples**0.5
+        generator = torch.Generator().manual_seed(seed)
+        blocks = -(-size // samples)
+        self.turns = torch.randint(samples, (blocks,), generator=generator).tolist()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """(…, s)."""
+        sums = rows.new_zeros(*rows.shape[:-1], self.samples)
+        for start, turn in zip(range(0, self.size, self.samples), self.turns, strict=True):
+            stop = min(start + self.samples, self.size)
+            split = min(start + self.samples - turn, stop)  # what lies beyond goes to the left end
+            for first, last, place in ((start, split, turn), (split, stop, 0)):
+                part = sums[..., place : place + last - first]
+                part.addcmul_(rows[..., first:last], self.signs[first:last])
+        return sums
+
+
 def _splitmix(state: Tensor) -> Tensor:
     """One well-mixed word of 64 bits from each counter; int64 wraps around as uint64 does."""
     z = state * -7046029254386353131 + -7046029254386353131

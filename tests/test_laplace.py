@@ -12,6 +12,8 @@ from truth import points
 import neuralef as nef
 from neuralef.bayes import LinearizedLaplace
 from neuralef.bayes.predictive import METHODS
+from neuralef.bayes.saving import FORMAT
+from neuralef.files import read_tensors, write_tensors
 
 
 def dense_covariance(model, x, new, curvature, variance=VARIANCE, temperature=TEMPERATURE):
@@ -149,13 +151,14 @@ def test_draws_have_the_covariance_that_is_predicted():
         torch.testing.assert_close(sampled, found.covariance, rtol=0.1, atol=0.03)
 
 
-@pytest.mark.parametrize("solver", ["exact", "sampled", "head", "own", "distilled"])
+@pytest.mark.parametrize("solver", ["exact", "sampled", "sketched", "head", "own", "distilled"])
 def test_a_posterior_travels_by_file(solver, tmp_path):
     model, x, new, path = mlp(), points(60), points(7, seed=1), tmp_path / "p.safetensors"
     common = {"k": 4, "steps": 20, "batch_size": 32}
     solvers = {
         "exact": nef.Subspace(k=4),
         "sampled": nef.Subspace(k=4).solve(nef.kernels.NTK(model, samples=9, seed=3).gram(x)),
+        "sketched": nef.Subspace(k=4).solve(nef.kernels.NTK(model, samples=20, seed=3).gram(x)),
         "head": nef.NeuralEF(**common),
         "own": nef.NeuralEF(**common),
         "distilled": nef.Distill(**common),
@@ -249,3 +252,16 @@ def test_what_cannot_be_is_refused():
     regression = LinearizedLaplace(model, "regression", nef.Subspace(k=2))
     with pytest.raises(ValueError, match="the targets are"):
         regression.fit([(points(30), points(30, 2))])
+
+
+def test_a_file_from_before_there_were_sketches_has_dense_signs(tmp_path):
+    model, x, path = mlp(), points(60), tmp_path / "p.safetensors"
+    gram = nef.kernels.NTK(model, samples=20, method="project").gram(x)
+    posterior = LinearizedLaplace(model, solver=nef.Subspace(k=4).solve(gram))
+    posterior.fit([(x, labels(60))]).save(path)
+    header, tensors = read_tensors(path, FORMAT)
+    assert header["sampled"]["method"] == "project"
+    header["sampled"]["method"] = None
+    write_tensors(path, FORMAT, header, tensors)
+    loaded = LinearizedLaplace.load(path, model)
+    torch.testing.assert_close(loaded.predict_proba(x), posterior.predict_proba(x))

@@ -7,7 +7,7 @@ from truth import points
 
 from neuralef.gram import FeatureGram, JacobianGram
 from neuralef.kernels import NTK, RBF, Coregional, ntk
-from neuralef.linalg import random_signs
+from neuralef.linalg import CountSketch, random_signs
 from neuralef.networks import tangent
 
 N, S = 5, 70  # S crosses a word of 64 signs
@@ -70,6 +70,26 @@ def test_both_exact_ways_give_the_jacobian_times_the_same_signs(case, method):
 
 
 @each(MODELS)
+def test_a_sketch_is_sums_of_columns_of_the_jacobian(case):
+    model, x = case.make(), case.twin(N)
+    jacobian = dense_jacobian(model, x)
+    kernel = NTK(model, 7, "sketch", seed=3)
+    columns = torch.eye(jacobian.shape[1], dtype=torch.float64)
+    truth = jacobian @ CountSketch(len(columns), 7, 3, columns.dtype, columns.device)(columns)
+    assert_close(kernel.features(x).flatten(0, -2), truth)
+    assert_close(kernel(x, x), truth @ truth.T / 7)
+    assert_close(kernel.diagonal(x).flatten(), truth.square().mean(1))
+
+
+@each(MODELS)
+def test_a_sketch_of_as_many_samples_as_weights_is_exact(case):
+    model, x = case.make(), case.twin(N)
+    jacobian = dense_jacobian(model, x)
+    for samples in (jacobian.shape[1], jacobian.shape[1] + 13):
+        assert_close(NTK(model, samples, "sketch")(x, x), jacobian @ jacobian.T)
+
+
+@each(MODELS)
 def test_finite_differences_come_close(case):
     model, x = case.make(), case.twin(N)
     jacobian = dense_jacobian(model, x)
@@ -82,12 +102,13 @@ def test_finite_differences_come_close(case):
     assert errors[2] < 0.2 * errors[1] < 0.04 * errors[0], errors  # of first order
 
 
-def test_the_sampled_kernel_is_unbiased_and_converges_as_the_root_of_the_samples():
-    model, x = mlp(1), points(4, 3)
+@pytest.mark.parametrize(("method", "sizes"), [("project", (32, 512)), ("sketch", (4, 64))])
+def test_the_sampled_kernel_is_unbiased_and_converges_as_the_root_of_the_samples(method, sizes):
+    model, x = mlp(1, width=200), points(4, 3)  # of more weights than samples
     exact = NTK(model)(x, x)
     errors = []
-    for samples in (32, 512):
-        drawn = torch.stack([NTK(model, samples, seed=seed)(x, x) for seed in range(150)])
+    for samples in sizes:
+        drawn = torch.stack([NTK(model, samples, method, seed)(x, x) for seed in range(150)])
         errors.append(float((drawn - exact).square().mean().sqrt()))
         noise = drawn.std(0) / 150**0.5
         assert bool(((drawn.mean(0) - exact).abs() < 4 * noise).all())
@@ -95,8 +116,8 @@ def test_the_sampled_kernel_is_unbiased_and_converges_as_the_root_of_the_samples
     assert errors[1] < 0.1 * float(exact.abs().max())
 
 
-@pytest.mark.parametrize("samples", [None, S])
-def test_only_parameters_that_require_gradients_count(samples):
+@pytest.mark.parametrize(("samples", "method"), [(None, None), (S, "project")])
+def test_only_parameters_that_require_gradients_count(samples, method):
     x = points(N, 3)
     kernels = []
     for frozen in ((), ("0.weight", "2.bias"), ("0.bias", "2.weight")):
@@ -106,7 +127,7 @@ def test_only_parameters_that_require_gradients_count(samples):
         jacobian = dense_jacobian(model, x)
         if samples is not None:
             jacobian = jacobian @ signs(jacobian.shape[1]) / S**0.5
-        kernels.append(NTK(model, samples)(x, x))
+        kernels.append(NTK(model, samples, method)(x, x))
         assert_close(kernels[-1], jacobian @ jacobian.T)
     if samples is None:
         assert_close(kernels[1] + kernels[2], kernels[0])
@@ -122,7 +143,7 @@ def test_freezing_later_does_not_change_a_kernel():
 
 @pytest.mark.parametrize(
     ("samples", "outputs", "way"),
-    [(None, 1, "exact"), (4, 1, "jvp"), (5, 1, "project"), (8, 2, "jvp"), (9, 2, "project")],
+    [(None, 1, "exact"), (4, 1, "jvp"), (5, 1, "sketch"), (8, 2, "jvp"), (9, 2, "sketch")],
 )
 def test_the_cheaper_way_is_chosen(samples, outputs, way):
     assert NTK(mlp(outputs), samples).prepare(points(2, 3)).way() == way
@@ -142,15 +163,7 @@ def test_signs_too_large_for_memory_are_made_in_parts(method, monkeypatch):
     assert made == [range(0, 64), range(64, 128), range(128, 192), range(192, 200)]
 
 
-@pytest.mark.parametrize(("outputs", "way"), [(12, "project"), (13, "jvp")])
-def test_jacobians_are_made_again_as_long_as_that_is_cheaper(outputs, way, monkeypatch):
-    kernel = NTK(mlp(outputs), 200).prepare(points(2, 3))
-    assert kernel.way() == "project"
-    monkeypatch.setitem(ntk.SIGNS_AT_ONCE, "cpu", 1)  # four passes cost 4 · 4 · c forward ones
-    assert kernel.way() == way
-
-
-@pytest.mark.parametrize("method", ["exact", "project", "jvp", "finite_difference"])
+@pytest.mark.parametrize("method", ["exact", "sketch", "project", "jvp", "finite_difference"])
 @each([MODELS[0], MODELS[2], MODELS[7]])
 def test_chunks_of_any_size_give_the_same(case, method, monkeypatch):
     model, x = case.make(), case.twin(70)  # more than the 64 points of a forward pass
@@ -165,7 +178,7 @@ def test_chunks_of_any_size_give_the_same(case, method, monkeypatch):
         assert_close(kernel(some(x, slice(9)), some(x, slice(6, 9))), block, tolerance)
 
 
-@pytest.mark.parametrize("method", ["project", "jvp", "finite_difference"])
+@pytest.mark.parametrize("method", ["sketch", "project", "jvp", "finite_difference"])
 @each(MODELS)
 def test_new_points_share_the_signs(case, method):
     model, x = case.make(), case.twin(N)
@@ -181,12 +194,12 @@ def test_new_points_share_the_signs(case, method):
     assert float((other - gram.phi).abs().max()) > 0.1 * float(gram.phi.abs().max())
 
 
-@pytest.mark.parametrize("method", ["project", "jvp"])
+@pytest.mark.parametrize("method", ["sketch", "project", "jvp"])
 def test_the_features_of_single_precision_are_those_of_double(method):
     x = points(N, 3)
     phi = NTK(mlp().float(), S, method).features(x.float())
     assert phi.dtype == torch.float32
-    truth = NTK(mlp(), S).features(x)
+    truth = NTK(mlp(), S, method).features(x)
     torch.testing.assert_close(phi.double(), truth, rtol=0, atol=1e-5 * float(truth.abs().max()))
 
 

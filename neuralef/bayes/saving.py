@@ -68,7 +68,9 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     exact = header["spectrum"]["network_class"] == "TangentFunctions"
     given = {"network": network, "model": posterior.tangent_model if exact else model}
     if header.get("sampled") is not None:
-        given["feature_map"] = NTK(posterior.tangent_model, **header["sampled"])
+        sampled = header["sampled"]
+        sampled["method"] = sampled["method"] or "project"  # of all before there were sketches
+        given["feature_map"] = NTK(posterior.tangent_model, **sampled)
     posterior.spectrum = unpack_features(path, header["spectrum"], parts, model, given)
     posterior.solver = posterior.spectrum
     _recognise(path, outputs_of(model, move(posterior.spectrum.point, device)), tensors[PROBE])
@@ -104,4 +106,5 @@ def _sampled(spectrum: Spectrum) -> dict[str, Any] | None:
     kernel = function.kernel if isinstance(function, SampledFeatures) else None
     if not isinstance(kernel, NTK):
         return None
-    return {name: getattr(kernel, name) for name in ("samples", "method", "seed", "epsilon")}
+    settings = {name: getattr(kernel, name) for name in ("samples", "seed", "epsilon")}
+    return settings | {"method": kernel.way()}

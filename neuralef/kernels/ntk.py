@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_memory, check_points, check_positive
 from neuralef.kernels.base import Kernel, SampledFeatures
-from neuralef.linalg import random_signs
+from neuralef.linalg import CountSketch, random_signs
 from neuralef.networks.tangent import BACKWARD_COST, Tangent
 from neuralef.networks.trial import device_kind
 from neuralef.points import Points, needs_gradient
@@ -18,7 +19,7 @@ from neuralef.points import Points, needs_gradient
 if TYPE_CHECKING:
     from neuralef.gram import Gram
 
-METHODS = ("exact", "project", "jvp", "finite_difference")
+METHODS = ("exact", "sketch", "project", "jvp", "finite_difference")
 # The most bytes of the sign matrix held at once: of a larger one each pass over J takes a part.
 SIGNS_AT_ONCE = {"cpu": 2**33, "cuda": 2**34}
 TANGENTS_AT_ONCE = 2**24  # numbers of the sign matrix, in a forward pass with some of its columns
@@ -30,10 +31,11 @@ class NTK(Kernel):
     """κ(x, x′) = J(x) J(x′)ᵀ, J = ∂f/∂θ at the weights that the model has (Jacot et al. 2018).
 
     Without `samples` it is exact, and `gram(x)` a `JacobianGram`. With them it is the estimate
-    J V Vᵀ J′ᵀ/s from s columns of random signs V, the same for all points, and `gram(x)` a
-    `FeatureGram`. Three ways give the same J V: "project" multiplies per-sample Jacobians by V,
-    "jvp" takes a forward pass with a tangent for each column, "finite_difference" is the paper's
-    (f(θ + εv) − f(θ))/ε; unless `method` says, the cheaper of the first two.
+    J V Vᵀ J′ᵀ/s from a random V of s columns, the same for all points, and `gram(x)` a
+    `FeatureGram`. "sketch" takes a V with one sign in each row, so that J V is but sums of columns
+    of per-sample Jacobians; the others share a V of signs alone: "project" multiplies the Jacobians
+    by it, "jvp" takes a forward pass with a tangent for each column, "finite_difference" is the
+    paper's (f(θ + εv) − f(θ))/ε. Unless `method` says, it is "sketch", or "jvp" of few samples.
 
     Models give (n,), (n, 1) or (n, c): c outputs make a matrix-valued kernel. Only parameters that
     require gradients count. Points may be tensors, token ids or dicts, whatever the model takes.
@@ -132,9 +134,8 @@ class NTK(Kernel):
             return "exact"
         if self.method is not None:
             return self.method
-        passes = len(self._groups("project"))
-        many = self.samples > BACKWARD_COST * self.outputs * passes
-        return "project" if many or self.tangent.recurrent else "jvp"
+        many = self.samples > BACKWARD_COST * self.outputs
+        return "sketch" if many or self.tangent.recurrent else "jvp"
 
     def _groups(self, way: str) -> list[range]:
         """The columns of the sign matrix, as many at once as memory holds."""
@@ -163,20 +164,27 @@ class NTK(Kernel):
         what, advice = "points × outputs × samples", "take fewer samples, or fewer points"
         check_memory(shape, tangent.dtype, x.device, what, advice)
         phi = torch.empty(shape, dtype=tangent.dtype, device=x.device)
+        if way == "sketch":
+            where = tangent.dtype, tangent.device
+            self._fill(phi, x, CountSketch(tangent.size, self.samples, self.seed, *where))
+            return phi
         for some in self._groups(way):
-            columns = slice(some.start, some.stop)
+            columns = phi[..., some.start : some.stop]
             if way == "project":
-                signs, start = self._signs(some, self._sign_dtype), 0
-                for jacobian in tangent.chunks(x, self.outputs):
-                    stop = start + len(jacobian)
-                    phi[start:stop, :, columns] = jacobian.to(signs.dtype) @ signs
-                    start = stop
+                signs = self._signs(some, self._sign_dtype)
+                self._fill(columns, x, partial(_product, signs))
             elif way == "jvp":
-                phi[..., columns] = tangent.forward_mode(x, self._signs(some))
+                columns[:] = tangent.forward_mode(x, self._signs(some))
             else:
-                signs = self._signs(some)
-                phi[..., columns] = tangent.finite_difference(x, signs, self.epsilon)
+                columns[:] = tangent.finite_difference(x, self._signs(some), self.epsilon)
         return phi
+
+    def _fill(self, phi: Tensor, x: Points, reduce: Callable[[Tensor], Tensor]) -> None:
+        """What J becomes by `reduce`, chunk by chunk, into phi."""
+        start = 0
+        for jacobian in self._chunks(x):
+            phi[start : start + len(jacobian)] = reduce(jacobian)
+            start += len(jacobian)
 
     def _signs(self, columns: range, dtype: torch.dtype | None = None) -> Tensor:
         tangent = self.tangent
@@ -191,3 +199,7 @@ class NTK(Kernel):
             return JacobianGram(self.tangent, x)
         x = check_points(x, integers=True)
         return FeatureGram(x, self.features(x), SampledFeatures(self))
+
+
+def _product(signs: Tensor, rows: Tensor) -> Tensor:
+    return rows.to(signs.dtype) @ signs

@@ -241,7 +241,7 @@ class Tangent(nn.Module):
         if self.recurrent:
             raise ValueError(
                 "forward-mode derivatives and finite differences cannot reach the weights of "
-                "torch's recurrent layers: use method='project', or write the recurrence with "
+                "torch's recurrent layers: use method='sketch', or write the recurrence with "
                 "nn.LSTMCell"
             )
         directions = directions.to(self.dtype)

@@ -1,0 +1,38 @@
+"""Random features of a tangent kernel: sums of the Jacobian's columns beside a matrix product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from neuralef.benchmarks.timing import fastest
+
+from neuralef.linalg import CountSketch, random_signs
+from neuralef.networks import ResNet
+from neuralef.networks.folding import fold_batch_norm
+from neuralef.networks.tangent import Tangent
+
+IMAGES, SAMPLES = {"cpu": 24, "cuda": 1000}, 4096
+
+
+def sketch_against_signs(device: str) -> dict[str, Any]:
+    """Jacobians and their products; signs are made before, as they are once for many points."""
+    tangent = Tangent(fold_batch_norm(ResNet(20, outputs=10, seed=0).eval()).to(device))
+    generator, count = torch.Generator().manual_seed(0), IMAGES[torch.device(device).type]
+    x = torch.randn(count, 3, 32, 32, generator=generator).to(device)
+    where = tangent.dtype, tangent.device
+    dtype = torch.bfloat16 if x.is_cuda else tangent.dtype  # as the kernel has it
+    signs = random_signs(tangent.size, range(SAMPLES), 0, dtype, tangent.device)
+    products = {
+        "sketch": CountSketch(tangent.size, SAMPLES, 0, *where),
+        "signs": lambda rows: rows.to(dtype) @ signs,
+    }
+    passes = {
+        name: lambda product=product: [product(rows) for rows in tangent.chunks(x, 10)]
+        for name, product in products.items()
+    }
+    with torch.no_grad():
+        seconds = fastest(passes)
+    ratio = seconds["sketch"] / seconds["signs"]
+    what = f"{SAMPLES} features of a ResNet-20's NTK: a sketch / signs by a matrix product"
+    return {"what": what, "ratio": ratio, "goal": 0.5, "seconds": seconds}
