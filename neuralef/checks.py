@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,12 @@ import torch
 from torch import Tensor
 
 from neuralef.points import PointDict, Points, tensors_of
+
+# What a container may use, in the two versions of Linux's control groups.
+CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 
 
 def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
@@ -165,7 +173,10 @@ def _memory(device: torch.device) -> int | None:
     """In bytes, where it can be told."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    if device.type == "cpu" and hasattr(os, "sysconf"):
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return there if there > 0 else None
-    return None
+    if device.type != "cpu" or not hasattr(os, "sysconf"):
+        return None
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # no such file, or the word "max"
+            limits.append(int(path.read_text()))
+    return min((limit for limit in limits if limit > 0), default=None)

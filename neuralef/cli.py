@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -19,9 +20,8 @@ from neuralef.cli_shared import (
     Seed,
     check_device,
     finish,
-    leave_earlier,
     name_of,
-    open_run,
+    opened_run,
     option,
     report_lines,
     show_warning,
@@ -55,13 +55,13 @@ def demo(
     show_json: Json = False,
 ) -> None:
     """Solve two kernels, check them against the exact answer, draw and save them."""
-    open_run(out, "demo", overwrite)
-    check_device(device)
     from neuralef import tables
     from neuralef.experiments import demo as study
 
     progress = False if show_json else None
-    result = study.run(out, device=device, seed=seed, progress=progress)
+    with opened_run(out, "demo", overwrite):
+        check_device(device)
+        result = study.run(out, device=device, seed=seed, progress=progress)
     files = ", ".join(sorted(path.name for path in out.iterdir() if not path.name.startswith(".")))
     finish(result, show_json, [*tables.demo(result), f"written to {out}: {files}"])
 
@@ -109,8 +109,6 @@ def fit(
     show_json: Json = False,
 ) -> None:  # fmt: skip
     """Find the top eigenpairs of a kernel on your data; repeated, an interrupted run goes on."""
-    leave_earlier(out, "fit", overwrite)
-    check_device(device)
     from neuralef import tables
     from neuralef.experiments import fit as study
 
@@ -120,8 +118,11 @@ def fit(
         steps=steps, batch_size=batch_size, landmarks=landmarks, features=features,
         held_out=held_out, array=array, dtype=dtype, seed=seed,
     )  # fmt: skip
+    progress = False if show_json else None
     try:
-        result = study.run(settings, out, device=device, progress=False if show_json else None)
+        with opened_run(out, "fit", overwrite):
+            check_device(device)
+            result = study.run(settings, out, device=device, progress=progress)
     except KeyboardInterrupt:
         print("interrupted; repeat the command to go on from the last checkpoint", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -166,8 +167,6 @@ def laplace(
     show_json: Json = False,
 ) -> None:  # fmt: skip
     """Turn a trained model into calibrated predictions: a posterior and how good it is."""
-    open_run(out, "posterior", overwrite)
-    check_device(device)
     from neuralef import tables
     from neuralef.experiments import posterior as study
 
@@ -177,7 +176,9 @@ def laplace(
         solver=solver, k=k, steps=steps, samples=samples, tail=tail, predictive=predictive,
         seed=seed,
     )  # fmt: skip
-    result = study.run(request, out, device, False if show_json else None)
+    with opened_run(out, "posterior", overwrite):
+        check_device(device)
+        result = study.run(request, out, device, False if show_json else None)
     finish(result, show_json, [*tables.posterior(result), f"written to {out}"])
 
 
@@ -248,12 +249,12 @@ def reproduce(
     module = import_module(f"neuralef.experiments.{study}")
     check_choice(preset, "preset", tuple(module.PRESETS))
     folder = out or Path("runs") / f"{study}-{preset}"
-    open_run(folder, study, overwrite)
-    check_device(device)
     from neuralef import tables
 
     sources = {name: name_of(given[name]) for name in STUDIES[study]}
-    result = module.run(folder, preset, device, seed, report=report_lines(show_json), **sources)
+    with opened_run(folder, study, overwrite):
+        check_device(device)
+        result = module.run(folder, preset, device, seed, report=report_lines(show_json), **sources)
     finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])
 
 
@@ -266,14 +267,12 @@ def bench(
     show_json: Json = False,
 ) -> None:
     """Measure speed as ratios in one run, the plain version beside ours."""
-    if out is not None:
-        open_run(out, "bench", overwrite)
-    check_device(device)
     from neuralef import tables
 
     benchmarks = import_module("neuralef.benchmarks")  # lies beside the package in the repository
-
-    result = benchmarks.run(only, device, out, report=report_lines(show_json))
+    with nullcontext() if out is None else opened_run(out, "bench", overwrite):
+        check_device(device)
+        result = benchmarks.run(only, device, out, report=report_lines(show_json))
     finish(result, show_json, tables.bench(result))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,12 +39,22 @@ def leave_earlier(folder: Path, experiment: str, overwrite: bool) -> None:
     )
 
 
-def open_run(folder: Path, experiment: str, overwrite: bool) -> None:
-    """Refuse a folder that holds a result or cannot be written, before any work."""
+@contextmanager
+def opened_run(folder: Path, experiment: str, overwrite: bool) -> Iterator[None]:
+    """Refuse a folder that holds a result or cannot be written, before any work.
+
+    A new one in which nothing was written, because the work was refused, is gone afterwards.
+    """
     from neuralef.files import check_writable
 
     leave_earlier(folder, experiment, overwrite)
+    new = not folder.exists()
     check_writable(folder)
+    try:
+        yield
+    finally:
+        if new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def check_device(device: str) -> None:

@@ -71,7 +71,7 @@ def refused(user, code, out, errors, says):
     assert errors.count("\n") == 1
     assert says in errors
     assert "\x1b" not in errors  # an escape that is cut off colours the terminal
-    assert not list(user.folder.glob("run/*"))  # nothing was fitted before it was found out
+    assert not (user.folder / "run").exists()  # nothing was fitted before it was found out
 
 
 @pytest.mark.parametrize(
@@ -242,3 +242,10 @@ def test_a_folder_that_cannot_be_written_is_refused(user):
     words = ("--model", f"{MODULE}:mlp", "--train", "train.npz", "--test", "test.npz")
     code = user.command("laplace", "weights.pt", *words, *COMMON, "-o", "file/run")
     refused(user, *code, "cannot write into")
+
+
+def test_an_empty_folder_of_the_user_stays_where_it_was(user):
+    (user.folder / "run").mkdir()
+    code, *_ = user.call(words=["--k", "0"])
+    assert code == 2
+    assert (user.folder / "run").is_dir()

@@ -129,10 +129,11 @@ def test_what_is_no_model():
     [
         ({"samples": 0}, ValueError, "samples must be at least 1"),
         ({"samples": 2.5}, TypeError, "samples must be a whole number"),
-        ({"samples": 4, "method": "fast"}, ValueError, "exact, project, jvp, finite_difference"),
+        ({"samples": 4, "method": "fast"}, ValueError, "exact, sketch, project, jvp, finite"),
         ({"samples": 4, "method": "exact"}, ValueError, "'exact' takes no samples"),
         ({"method": "jvp"}, ValueError, "'jvp' needs samples"),
         ({"method": "project"}, ValueError, "'project' needs samples"),
+        ({"method": "sketch"}, ValueError, "'sketch' needs samples"),
         ({"samples": 4, "seed": -1}, ValueError, "seed"),
         ({"samples": 4, "epsilon": 0.0}, ValueError, "epsilon must be positive"),
     ],
@@ -176,6 +177,15 @@ def test_more_features_than_the_machine_holds(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="the system does not tell its memory")
 def test_how_much_the_machine_holds(monkeypatch):
     assert checks._memory(torch.device("cpu")) > 2**27
+    monkeypatch.setattr(checks, "CONTAINER_LIMITS", ())
     monkeypatch.setattr(os, "sysconf", lambda name: -1 if name == "SC_PHYS_PAGES" else 4096)
     assert checks._memory(torch.device("cpu")) is None  # not known
     assert checks._memory(torch.device("meta")) is None
+
+
+@pytest.mark.parametrize(("text", "limit"), [("1000000\n", 10**6), ("max\n", None), ("0", None)])
+def test_a_container_may_have_less_than_the_machine(text, limit, monkeypatch, tmp_path):
+    (tmp_path / "limit").write_text(text)
+    monkeypatch.setattr(checks, "CONTAINER_LIMITS", (tmp_path / "none", tmp_path / "limit"))
+    found = checks._memory(torch.device("cpu"))
+    assert found == limit if limit else found > 2**27
