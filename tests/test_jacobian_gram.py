@@ -119,6 +119,19 @@ def test_no_more_of_the_jacobian_is_held_than_allowed(monkeypatch, n, side):
         torch.testing.assert_close(spectrum.eigenvalues, truth.eigenvalues, rtol=1e-9, atol=0)
 
 
+def test_few_weights_of_large_images_do_not_make_large_chunks(monkeypatch):
+    """A derivative in every activation is held on the way, for each of the outputs."""
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
+    x = points(7, 20 * 20).reshape(7, 1, 20, 20)
+    point = 2 * (4 + 2) * 20 * 20  # outputs × what the two layers give
+    monkeypatch.setitem(tangent.JACOBIAN_CHUNK, "cpu", 3 * point + 1)
+    sizes = record(monkeypatch, Tangent, "jacobian", len)
+    jacobian = dense_jacobian(model, x)
+    torch.testing.assert_close(JacobianGram(model, x).to_dense(), jacobian @ jacobian.T)
+    assert max(sizes) == 3
+
+
 def test_a_pass_is_not_held_as_a_whole(monkeypatch):
     monkeypatch.setitem(tangent.JACOBIAN_CHUNK, "cpu", 1)
     gram = JacobianGram(mlp(), points(30, 3))

@@ -11,7 +11,7 @@ from truth import points
 import neuralef as nef
 from neuralef import progress
 from neuralef.bayes import LinearizedLaplace
-from neuralef.kernels import NTK
+from neuralef.kernels import NTK, ntk
 
 N, BATCH = 40, 20
 NUMBERS = 2 * sum(value.numel() for value in mlp().parameters())  # of the Jacobian of a point
@@ -111,7 +111,7 @@ def test_an_interrupted_pass_leaves_nothing(terminal):
 
 
 def test_passes_within_passes_are_not_told(terminal, monkeypatch):
-    monkeypatch.setattr("neuralef.kernels.ntk.HELD_CHUNKS", 0)  # so that they are made again
+    monkeypatch.setitem(ntk.HELD_CHUNKS, "cpu", 0)  # so that they are made again
     NTK(mlp())(points(N, 3), points(N // 2, 3, seed=1))
     assert {line.split()[3] for line in lines(terminal)} == {f"{N}"}
     assert screen(terminal) == ""

@@ -24,7 +24,7 @@ METHODS = ("exact", "sketch", "project", "jvp", "finite_difference")
 SIGNS_AT_ONCE = {"cpu": 2**33, "cuda": 2**34}
 TANGENTS_AT_ONCE = 2**24  # numbers of the sign matrix, in a forward pass with some of its columns
 # A block κ(x1, x2) holds so many chunks of J(x2) rather than make them again.
-HELD_CHUNKS = 8
+HELD_CHUNKS = {"cpu": 2, "cuda": 8}
 
 
 class NTK(Kernel):
@@ -100,7 +100,8 @@ class NTK(Kernel):
         if self.samples is not None:
             first, second = self.features(x1).flatten(0, -2), self.features(x2).flatten(0, -2)
             return first @ second.T / self.samples
-        small = len(x2) <= HELD_CHUNKS * self.tangent.points_at_once(x2, self.outputs)
+        most = HELD_CHUNKS[device_kind(x2.device)] * self.tangent.points_at_once(x2, self.outputs)
+        small = len(x2) <= most
         held = list(self._chunks(x2)) if small else None  # else made again for each part of x1
         blocks = [
             torch.cat([a.flatten(0, 1) @ b.flatten(0, 1).T for b in held or self._chunks(x2)], 1)

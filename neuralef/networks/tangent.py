@@ -18,15 +18,16 @@ from neuralef.networks.trial import (
     check_model,
     device_kind,
     largest_activation,
+    layer_activations,
     plain,
     try_model,
 )
 from neuralef.points import Points, in_double, needs_gradient
 from neuralef.progress import watched
 
-# The most numbers of a Jacobian, or of the activations of a forward pass, held at once. On a GPU
-# a chunk must be large to be fast.
-JACOBIAN_CHUNK = {"cpu": 2**24, "cuda": 2**29}
+# The most numbers of a Jacobian, of the derivatives in activations that it is made from, or of the
+# activations of a forward pass, held at once. On a GPU a chunk must be large to be fast.
+JACOBIAN_CHUNK = {"cpu": 2**26, "cuda": 2**29}
 ACTIVATION_CHUNK = {"cpu": 2**22, "cuda": 2**28}
 # Relative errors of ways that agree: in the model's own precision and, where layers may compute in
 # float32 whatever they are given, in float64.
@@ -200,8 +201,9 @@ class Tangent(nn.Module):
             yield self.jacobian(part)
 
     def points_at_once(self, x: Points, outputs: int) -> int:
-        """How many points' Jacobians make one chunk."""
-        return max(1, JACOBIAN_CHUNK[device_kind(x.device)] // (outputs * self.size))
+        """How many points' Jacobians make one chunk, and what is differentiated on the way."""
+        numbers = outputs * max(self.size, layer_activations(self.model, x[:1]))
+        return max(1, JACOBIAN_CHUNK[device_kind(x.device)] // numbers)
 
     def push(self, x: Points, directions: Tensor, outputs: int) -> Tensor:
         """J(x) V for directions V (p, m): (n, c, m), by whichever way is the cheaper."""

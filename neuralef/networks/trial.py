@@ -63,15 +63,15 @@ def check_model(model: nn.Module) -> None:
         raise ValueError(f"the model lies on several devices: {names}; move it to one with .to(…)")
 
 
-def largest_activation(
+def activations(
     model: nn.Module, x: Points, weights: dict[str, Tensor] | None = None
-) -> int:
-    """The most numbers that one module of the model gives at once on the points x."""
-    sizes = [1]
+) -> list[tuple[nn.Module, int]]:
+    """The modules that the model runs on the points x, and how many numbers each of them gives."""
+    found = []
 
     def look(module: nn.Module, args: Any, out: Any) -> None:
         if isinstance(out, Tensor):
-            sizes.append(out.numel())
+            found.append((module, out.numel()))
 
     hooks = [module.register_forward_hook(look) for module in model.modules()]
     try:
@@ -80,7 +80,20 @@ def largest_activation(
     finally:
         for hook in hooks:
             hook.remove()
-    return max(sizes)
+    return found
+
+
+def largest_activation(
+    model: nn.Module, x: Points, weights: dict[str, Tensor] | None = None
+) -> int:
+    """The most numbers that one module of the model gives at once on the points x."""
+    return max((size for _, size in activations(model, x, weights)), default=1)
+
+
+def layer_activations(model: nn.Module, x: Points) -> int:
+    """The numbers that all layers with weights of their own give together on the points x."""
+    found = activations(model, x)
+    return sum(size for module, size in found if module._parameters)
 
 
 def plain(x: Any, change: Callable[[Tensor], Tensor] = lambda value: value) -> Any:
