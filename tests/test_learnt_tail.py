@@ -12,6 +12,7 @@ from truth import points
 import neuralef as nef
 from neuralef.bayes import LinearizedLaplace, saving, tail
 from neuralef.files import read_tensors, write_tensors
+from neuralef.networks.tangent import Tangent
 
 N = 400
 
@@ -75,10 +76,27 @@ def test_the_model_runs_once_for_a_head_and_its_tail(monkeypatch):
     assert runs == [7]
 
 
+@pytest.mark.parametrize("samples", [16, 10_000])  # fewer than weights, or the Jacobian itself
+def test_features_that_were_made_tell_the_diagonal(samples, monkeypatch):
+    model, x, seen, told = mlp(), points(N), [], []
+    jacobian, learn = Tangent.jacobian, tail.LearntTail.learn
+    monkeypatch.setattr(Tangent, "jacobian", lambda s, x: seen.append(len(x)) or jacobian(s, x))
+    monkeypatch.setattr(
+        tail.LearntTail, "learn", lambda s, x, d, *rest: told.append(d) or learn(s, x, d, *rest)
+    )
+    solver = nef.NeuralEF(k=4, steps=5, batch_size=64, progress=False)
+    settings = {"prior_variance": 1.0, "temperature": 1.0, "tail": "learnt", "samples": samples}
+    posterior = LinearizedLaplace(model, solver=solver, **settings).fit([(x, labels(N))])
+    assert sum(seen) <= N + 1  # no second pass, but for a point by which features are tried
+    truth = posterior.kernel.diagonal(x)
+    wrong = (told[0] / truth - 1).square().mean().sqrt()
+    assert float(wrong) < (1e-10 if samples > 1000 else (2 / samples) ** 0.5)
+
+
 def test_functions_that_leave_nothing_out_have_no_tail():
     model, x = nn.Linear(2, 2).double().eval(), points(40)
     posterior = fixed(model, 6, tail="learnt").fit([(x, labels(40, 2))])
-    posterior.features.tail.learn(posterior.kernel, x, -1e-12, 0)  # by rounding
+    posterior.features.tail.learn(x, posterior.kernel.diagonal(x), -1e-12, 0)  # by rounding
     assert not posterior.outputs(x).features[:, :, -2:].any()
     assert bool(posterior.predict_proba(x).isfinite().all())
 

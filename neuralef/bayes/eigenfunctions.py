@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from neuralef.checks import check_memory
 from neuralef.gram import FeatureGram, Gram
@@ -21,19 +22,22 @@ if TYPE_CHECKING:
 FUNCTIONS = 50  # by default
 
 
-def eigenfunctions(posterior: LinearizedLaplace, x: Points) -> Spectrum:
-    """Those of the model's tangent kernel on the points x, as the posterior's solver finds them."""
+def eigenfunctions(posterior: LinearizedLaplace, x: Points) -> tuple[Spectrum, Tensor | None]:
+    """Those of the model's tangent kernel on the points x, as the posterior's solver finds them.
+
+    With them comes the kernel's diagonal for a learnt tail, where features that were made tell it.
+    """
     kernel, solver, seed = posterior.kernel, posterior.solver, posterior.seed
     if isinstance(solver, Spectrum):
         if solver.outputs != kernel.outputs or solver.independent:
             raise ValueError(
                 f"the spectrum has {solver.outputs} outputs, the model {kernel.outputs}"
             )
-        return solver
+        return solver, None
     exact = kernel.gram(x)
     solver = NeuralEF(min(FUNCTIONS, exact.rows), seed=seed) if solver is None else solver
     if not isinstance(solver, TrainedSolver):
-        return solver.solve(exact)
+        return solver.solve(exact), None
     network = posterior.network
     if network is None:
         head = ActivationHead(
@@ -43,8 +47,10 @@ def eigenfunctions(posterior: LinearizedLaplace, x: Points) -> Spectrum:
         head.standardize(x)
         network = head
     if isinstance(solver, Distill):
-        return solver.solve(exact, network)
-    return solver.solve(explicit(posterior, x), network)
+        return solver.solve(exact, network), None
+    features = explicit(posterior, x)
+    diagonal = features.diagonal() if posterior.tail == "learnt" else None
+    return solver.solve(features, network), diagonal
 
 
 def explicit(posterior: LinearizedLaplace, x: Points) -> Gram:

@@ -139,7 +139,7 @@ class LinearizedLaplace:
             check_seen(self.model, x[:2])
         quiet = getattr(self.solver, "progress", None) is False
         with torch.enable_grad(), silence(quiet):
-            self.spectrum = eigenfunctions(self, x)
+            self.spectrum, diagonal = eigenfunctions(self, x)
         self.features = Features(self.model, self.spectrum)
         squares = self._residuals(y, logits)
         weigh = curvature_product if self.likelihood == "classification" else self._over_noise
@@ -147,17 +147,18 @@ class LinearizedLaplace:
         self.curvature, self.basis = curvature[0].clamp_min(0), basis[0].contiguous()
         if self.tail == "learnt":
             with silence(quiet):
-                self._learn_tail(x, logits.shape[1])
+                self._learn_tail(x, self.kernel.diagonal(x) if diagonal is None else diagonal)
         if held_out is not None:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
         self._by_evidence(squares, logits.numel())
         return self
 
-    def _learn_tail(self, x: Points, outputs: int) -> None:
+    def _learn_tail(self, x: Points, diagonal: Tensor) -> None:
         """Functions of one output each, which the data say nothing of: they never contract."""
+        outputs = self.kernel.outputs
         tail = LearntTail(self.features.activations(x[:2]), outputs, self.seed)
         share = 1 - float(self.spectrum.explained_trace)
-        self.features.tail = tail.learn(self.kernel, x, share, self.seed)
+        self.features.tail = tail.learn(x, diagonal.detach(), share, self.seed)
         self.curvature = torch.cat([self.curvature, self.curvature.new_zeros(outputs)])
 
     def _residuals(self, y: Tensor, outputs: Tensor) -> float:

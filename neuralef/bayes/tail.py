@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.bayes.mean import learn_mean
-from neuralef.kernels.ntk import NTK
 from neuralef.networks.activations import Activations
 from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, points_at_once
@@ -49,12 +48,11 @@ class LearntTail(nn.Module):
         within = self.head(seen).double().clamp(*self.range)
         return ((within + self.level) / 2).exp()
 
-    def learn(self, kernel: NTK, x: Points, share: float, seed: int) -> LearntTail:
-        """Teach it κ(x, x) at the training points; `share` is ρ."""
+    def learn(self, x: Points, diagonal: Tensor, share: float, seed: int) -> LearntTail:
+        """Teach it κ(x, x) at the training points, (n,) or (n, c); `share` is ρ."""
         with torch.no_grad():
             parts = [self.activations(part) for part in x.split(points_at_once(x))]
-            diagonal = kernel.diagonal(x).double().reshape(len(x), -1)
-        seen = torch.cat(parts)
+        seen, diagonal = torch.cat(parts), diagonal.double().reshape(len(x), -1)
         # an output that no weight moves, as a masked class has it, has no logarithm
         floor = (LEAST * diagonal.mean(0)).clamp_min(torch.finfo(torch.float32).tiny)
         logarithm = torch.maximum(diagonal, floor).log()
