@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from neuralef.bayes.mean import learn_mean
 from neuralef.networks.activations import Activations
 from neuralef.networks.mlp import SharedMLP
-from neuralef.points import Points, points_at_once
+from neuralef.points import Points
 
 WIDTH, STEPS, BATCH, RATE = 256, 2000, 512, 2e-3
 EPOCHS = 200  # at most: few points would be learnt by heart
@@ -50,9 +50,7 @@ class LearntTail(nn.Module):
 
     def learn(self, x: Points, diagonal: Tensor, share: float, seed: int) -> LearntTail:
         """Teach it κ(x, x) at the training points, (n,) or (n, c); `share` is ρ."""
-        with torch.no_grad():
-            parts = [self.activations(part) for part in x.split(points_at_once(x))]
-        seen, diagonal = torch.cat(parts), diagonal.double().reshape(len(x), -1)
+        seen, diagonal = self.activations.of_many(x), diagonal.double().reshape(len(x), -1)
         # an output that no weight moves, as a masked class has it, has no logarithm
         floor = (LEAST * diagonal.mean(0)).clamp_min(torch.finfo(torch.float32).tiny)
         logarithm = torch.maximum(diagonal, floor).log()

@@ -110,6 +110,12 @@ class FeatureGram(RootGram):
         part.phi = self.phi[where].to(self.x.device)
         return part
 
+    def seen_as(self, x: Points) -> FeatureGram:
+        """The same features of the same points, which a network sees as x."""
+        other = copy.copy(self)
+        other.x = x
+        return other
+
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """Φ as folded (g, some rows, s) chunks on the device of x."""
         for part in self.phi.split(self._points_per_chunk):

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.networks.mlp import SharedMLP
+from neuralef.networks.normalization import Normalized
 from neuralef.networks.precision import layer_by_layer
 from neuralef.networks.trial import check_model
 from neuralef.points import Points, move, points_at_once, twice
+from neuralef.progress import watched
 
+HELD = 2**28  # activations of all points, at most
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -97,6 +100,12 @@ class Activations(nn.Module):
         """(n, a)."""
         return self.both(x)[1]
 
+    @torch.no_grad()
+    def of_many(self, x: Points) -> Tensor:
+        """(n, a), of all points in parts."""
+        parts = watched(x.split(points_at_once(x)), "activations")
+        return torch.cat([self(part) for part in parts])
+
 
 def _channels(layer: Any) -> int:
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
@@ -157,9 +166,7 @@ class ActivationHead(nn.Module):
 
     def standardize(self, x: Points) -> None:
         """Take the shift and the scale of each activation from the points x."""
-        with torch.no_grad():
-            parts = [self.activations(part) for part in x.split(points_at_once(x))]
-            self.head.standardize(torch.cat(parts))
+        self.head.standardize(self.activations.of_many(x))
 
     def both(self, x: Points) -> tuple[Tensor, Tensor]:
         """The model's output and the functions, of one pass."""
@@ -169,3 +176,21 @@ class ActivationHead(nn.Module):
     def forward(self, x: Points) -> Tensor:
         """(n, k), or (n, c, k) for c outputs."""
         return self.both(x)[1]
+
+
+def past_the_model(network: nn.Module, x: Points) -> tuple[nn.Module, Points]:
+    """What of a head learns, and what it sees of the points x, for which the model runs but once.
+
+    Other networks and their points come back as they are, and so does a head whose model learns
+    with it, or whose activations would fill the memory.
+    """
+    if isinstance(network, Normalized):
+        inner, seen = past_the_model(network.network, x)
+        same = inner is network.network
+        return (network, x) if same else (Normalized(inner, network.normalization), seen)
+    if not isinstance(network, ActivationHead):
+        return network, x
+    front = network.activations
+    if any(p.requires_grad for p in front.parameters()) or len(x) * front.size > HELD:
+        return network, x
+    return network.head, front.of_many(x)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from neuralef.gram import FeatureGram, Gram
 from neuralef.linalg import VANISHING
+from neuralef.networks.activations import past_the_model
 from neuralef.networks.normalization import Normalized
 from neuralef.progress import on_terminal, silence
 from neuralef.rebuild import describe
@@ -95,7 +96,11 @@ def train(
     batches = Batches(len(gram), training.batch_size, training.seed, gram.device)
     every = max(1, min(training.steps // RECORDS, training.patience or training.steps))
     network.train()
-    step = _Step(state, gram, training)
+    learning = network
+    if isinstance(gram, FeatureGram):  # whose features need no points
+        learning, seen = past_the_model(network, gram.x)
+        gram = gram.seen_as(seen)
+    step = _Step(state, learning, gram, training)
     start = time.perf_counter() - state.seconds
     with silence(), _progress(training, state.step) as advance:
         while state.step < training.steps and not _impatient(state, training):
@@ -118,14 +123,14 @@ def train(
 class _Step:
     """One step of training; on a GPU captured once and replayed, where nothing forbids it."""
 
-    def __init__(self, state: State, gram: Gram, training: Training) -> None:
-        self.state, self.gram, self.training = state, gram, training
+    def __init__(self, state: State, network: nn.Module, gram: Gram, training: Training) -> None:
+        self.state, self.network, self.gram, self.training = state, network, gram, training
         wanted = self._capturable() if training.capture is None else training.capture
         self.replayed = Replayed(self._run, wanted and gram.device.type == "cuda")
 
     def _capturable(self) -> bool:
         """Our own networks on features that lie on the GPU: nothing there waits for the host."""
-        gram, network = self.gram, self.state.network
+        gram, network = self.gram, self.network
         network = network.network if isinstance(network, Normalized) else network
         return (
             isinstance(gram, FeatureGram)
@@ -146,7 +151,7 @@ class _Step:
         state.optimizer.zero_grad()
         # the cache of casts would outlive a captured step
         with torch.autocast(kind, torch.bfloat16, enabled=half, cache_enabled=False):
-            estimates = state.objective.backward(state.network, self.gram[index])
+            estimates = state.objective.backward(self.network, self.gram[index])
         state.optimizer.step()
         state.averages.lerp_(estimates, 1.0 if state.step == 0 else 1 - self.training.decay)
 
