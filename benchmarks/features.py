@@ -11,6 +11,7 @@ from neuralef.linalg import CountSketch, random_signs
 from neuralef.networks import ResNet
 from neuralef.networks.folding import fold_batch_norm
 from neuralef.networks.tangent import Tangent
+from neuralef.networks.trial import device_kind
 
 IMAGES, SAMPLES = {"cpu": 24, "cuda": 1000}, 4096
 
@@ -18,7 +19,7 @@ IMAGES, SAMPLES = {"cpu": 24, "cuda": 1000}, 4096
 def sketch_against_signs(device: str) -> dict[str, Any]:
     """Jacobians and their products; signs are made before, as they are once for many points."""
     tangent = Tangent(fold_batch_norm(ResNet(20, outputs=10, seed=0).eval()).to(device))
-    generator, count = torch.Generator().manual_seed(0), IMAGES[torch.device(device).type]
+    generator, count = torch.Generator().manual_seed(0), IMAGES[device_kind(torch.device(device))]
     x = torch.randn(count, 3, 32, 32, generator=generator).to(device)
     where = tangent.dtype, tangent.device
     dtype = torch.bfloat16 if x.is_cuda else tangent.dtype  # as the kernel has it

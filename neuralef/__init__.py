@@ -24,7 +24,7 @@ from neuralef.solvers import (
 )
 from neuralef.spectrum import Spectrum
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Certificate",

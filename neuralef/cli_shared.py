@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,18 +43,19 @@ def leave_earlier(folder: Path, experiment: str, overwrite: bool) -> None:
 def opened_run(folder: Path, experiment: str, overwrite: bool) -> Iterator[None]:
     """Refuse a folder that holds a result or cannot be written, before any work.
 
-    A new one in which nothing was written, because the work was refused, is gone afterwards.
+    New ones in which nothing was written, because the work was refused, are gone afterwards.
     """
     from neuralef.files import check_writable
 
     leave_earlier(folder, experiment, overwrite)
-    new = not folder.exists()
-    check_writable(folder)
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
+        check_writable(folder)
         yield
     finally:
-        if new and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        with suppress(OSError):  # the first that holds something stays, and all above it
+            for path in new:
+                path.rmdir()
 
 
 def check_device(device: str) -> None:

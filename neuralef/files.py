@@ -203,7 +203,8 @@ def _recognise(spectrum: Spectrum, probe: Tensor) -> None:
     if not torch.allclose(values, probe, rtol=1e-2, atol=1e-2 * float(probe.abs().max())):
         raise ValueError(
             "what was passed does not give the functions that were saved: make it as it was made "
-            "for the solver, with the same settings and seed"
+            "for the solver, with the same settings and seed; an NTK's samples from before version "
+            "0.2 have method='project'"
         )
 
 

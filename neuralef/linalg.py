@@ -116,7 +116,7 @@ def random_signs(
     """
     words = torch.arange(columns.start // 64, -(-columns.stop // 64), device=device)
     counters = torch.arange(rows, device=device)[:, None] + (words << 40)
-    bits = _splitmix(_splitmix(counters) ^ _splitmix(torch.tensor(seed % 2**63, device=device)))
+    bits = _of_seed(counters, seed)
     signs = torch.empty(rows, len(words), 64, dtype=dtype, device=device)
     shifts = torch.arange(64, device=device)
     some = max(1, CHUNK // (64 * len(words)))
@@ -133,7 +133,7 @@ class CountSketch:
     V Vᵀ/s is the identity in the mean, as it is of a dense matrix of signs, and R V Vᵀ Rᵀ/s has at
     most that one's variance: columns of R, taken s at a time, get random signs and are turned round
     by a random number of places, so that two of them fall together with a probability of at most
-    1/s (Charikar, Chen and Farach-Colton 2002). It costs p additions a row instead of p·s, and with
+    1/s (Charikar, Chen and Farach-Colton 2002). It costs p products a row instead of p·s, and with
     s ≥ p nothing falls together: R V Vᵀ Rᵀ/s is R Rᵀ.
 
     >>> rows = torch.randn(3, 5)
@@ -145,21 +145,29 @@ class CountSketch:
         self, size: int, samples: int, seed: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.size, self.samples = size, samples
-        self.signs = random_signs(1, range(size), seed, dtype, device)[0] * samples**0.5
-        generator = torch.Generator().manual_seed(seed)
-        blocks = -(-size // samples)
-        self.turns = torch.randint(samples, (blocks,), generator=generator).tolist()
+        signs = random_signs(-(-size // 64), range(64), seed, dtype, device)
+        self.signs = signs.reshape(-1)[:size]
+        blocks = torch.arange(-(-size // samples))
+        words = _of_seed(-1 - blocks, seed)  # counters that signs do not have
+        self.turns = ((words & (2**63 - 1)) % samples).tolist()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """(…, s)."""
-        sums = rows.new_zeros(*rows.shape[:-1], self.samples)
+        """(…, s); halves are added up in float32."""
+        dtype = torch.float32 if rows.dtype.itemsize < 4 else rows.dtype
+        sums = rows.new_zeros(*rows.shape[:-1], self.samples, dtype=dtype)
         for start, turn in zip(range(0, self.size, self.samples), self.turns, strict=True):
             stop = min(start + self.samples, self.size)
             split = min(start + self.samples - turn, stop)  # what lies beyond goes to the left end
             for first, last, place in ((start, split, turn), (split, stop, 0)):
                 part = sums[..., place : place + last - first]
                 part.addcmul_(rows[..., first:last], self.signs[first:last])
-        return sums
+        return (sums * self.samples**0.5).to(rows.dtype)
+
+
+def _of_seed(counters: Tensor, seed: int) -> Tensor:
+    """A word of 64 random bits for each counter, of a stream of the seed's own."""
+    start = torch.tensor(seed % 2**63, device=counters.device)
+    return _splitmix(_splitmix(counters) ^ _splitmix(start))
 
 
 def _splitmix(state: Tensor) -> Tensor:

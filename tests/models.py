@@ -6,6 +6,7 @@ from torch import nn
 from truth import points
 
 import neuralef as nef
+from neuralef.networks import tangent
 from neuralef.networks.folding import fold_batch_norm
 
 OUTPUTS = 2
@@ -133,3 +134,9 @@ def dense_jacobian(model, x):
             )
             rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
     return torch.stack(rows).double()
+
+
+def held_at_once(monkeypatch, numbers):
+    """So many numbers of a Jacobian, whichever way it is made."""
+    for chunk in (tangent.JACOBIAN_CHUNK, tangent.LAYERWISE_CHUNK):
+        monkeypatch.setitem(chunk, "cpu", numbers)

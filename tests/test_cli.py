@@ -176,6 +176,14 @@ def test_mistakes_end_in_one_line(neuralef, table, tmp_path, words, says):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_refused_run_leaves_no_folder_that_was_not_there(neuralef, tmp_path):
+    (tmp_path / "mine").mkdir()
+    for out in ("runs/a/b", "mine/c"):
+        assert neuralef("reproduce", "toy", "--device", "tpu0", "-o", out)[0] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert not list((tmp_path / "mine").iterdir())
+
+
 def test_an_earlier_result_is_left_alone(neuralef, table, tmp_path):
     words = ("fit", "x.npy", "--solver", "nystrom", "-o", "run")
     assert neuralef(*words)[0] == 0

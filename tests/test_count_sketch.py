@@ -69,6 +69,24 @@ def test_it_is_differentiable():
     assert torch.autograd.gradcheck(sketch(11, 4), rows)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_added_up_as_well_as_they_are_kept(dtype):
+    rows = points(4, 100_000).to(dtype)
+    found = sketch(100_000, 16, dtype=dtype)(rows)
+    assert found.dtype == dtype
+    truth = sketch(100_000, 16)(rows.double())
+    assert float((found - truth).norm() / truth.norm()) < torch.finfo(dtype).eps
+
+
+def test_seeds_are_as_large_as_anybody_likes():
+    drawn = [dense(50, 8, seed) for seed in (3, 3 + 2**32, 3 + 2**40, 2**64 + 1)]
+    places = [(V != 0).double() for V in drawn]
+    for i in range(4):
+        for j in range(i):
+            assert not torch.equal(drawn[i].sign(), drawn[j].sign())
+            assert not torch.equal(places[i], places[j])
+
+
 def test_single_precision_and_random_states():
     rows, state = points(3, 500), torch.get_rng_state()
     found = sketch(500, 32, dtype=torch.float32)(rows.float())

@@ -1,13 +1,12 @@
 import pytest
 import torch
 from cases import each
-from models import MODELS, OUTPUTS, dense_jacobian, mlp, shaken, some
+from models import MODELS, OUTPUTS, dense_jacobian, held_at_once, mlp, shaken, some
 from torch import nn
 from truth import assert_pairs, dense_pairs, points
 
 import neuralef as nef
 from neuralef.gram import JacobianGram, RootGram
-from neuralef.networks import tangent
 from neuralef.networks.tangent import Tangent
 from neuralef.solvers import subspace
 
@@ -86,7 +85,7 @@ def test_few_and_many_functions_are_evaluated_alike(k):
 @pytest.mark.parametrize("size", [1, 500, 2**24])
 def test_the_jacobian_is_passed_once_a_turn_and_once_more(monkeypatch, size):
     monkeypatch.setattr(subspace, "DENSE_SIDE", 8)
-    monkeypatch.setitem(tangent.JACOBIAN_CHUNK, "cpu", size)
+    held_at_once(monkeypatch, size)
     model, x = mlp(), points(40, 3)
     gram = JacobianGram(model, x)
     points_seen = record(monkeypatch, Tangent, "jacobian", len)
@@ -111,7 +110,7 @@ def test_no_more_of_the_jacobian_is_held_than_allowed(monkeypatch, n, side):
     truth = solved(model, x)[1]
     point = dense_jacobian(model, x[:1]).numel()
     for size in (1, 3 * point + 1):
-        monkeypatch.setitem(tangent.JACOBIAN_CHUNK, "cpu", size)
+        held_at_once(monkeypatch, size)
         with monkeypatch.context() as patch:
             sizes = record(patch, Tangent, "jacobian", torch.Tensor.numel)
             spectrum = solved(model, x)[1]
@@ -125,7 +124,7 @@ def test_few_weights_of_large_images_do_not_make_large_chunks(monkeypatch):
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
     x = points(7, 20 * 20).reshape(7, 1, 20, 20)
     point = 2 * (4 + 2) * 20 * 20  # outputs × what the two layers give
-    monkeypatch.setitem(tangent.JACOBIAN_CHUNK, "cpu", 3 * point + 1)
+    held_at_once(monkeypatch, 3 * point + 1)
     sizes = record(monkeypatch, Tangent, "jacobian", len)
     jacobian = dense_jacobian(model, x)
     torch.testing.assert_close(JacobianGram(model, x).to_dense(), jacobian @ jacobian.T)
@@ -133,7 +132,7 @@ def test_few_weights_of_large_images_do_not_make_large_chunks(monkeypatch):
 
 
 def test_a_pass_is_not_held_as_a_whole(monkeypatch):
-    monkeypatch.setitem(tangent.JACOBIAN_CHUNK, "cpu", 1)
+    held_at_once(monkeypatch, 1)
     gram = JacobianGram(mlp(), points(30, 3))
     made = record(monkeypatch, Tangent, "jacobian", len)
     chunks = gram.chunks(torch.float64)

@@ -158,7 +158,7 @@ def test_a_posterior_travels_by_file(solver, tmp_path):
     solvers = {
         "exact": nef.Subspace(k=4),
         "sampled": nef.Subspace(k=4).solve(nef.kernels.NTK(model, samples=9, seed=3).gram(x)),
-        "sketched": nef.Subspace(k=4).solve(nef.kernels.NTK(model, samples=20, seed=3).gram(x)),
+        "sketched": nef.Subspace(k=4).solve(nef.kernels.NTK(model, 20, "sketch", 3).gram(x)),
         "head": nef.NeuralEF(**common),
         "own": nef.NeuralEF(**common),
         "distilled": nef.Distill(**common),

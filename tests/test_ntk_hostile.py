@@ -38,13 +38,22 @@ def test_a_recurrent_model():
     many = NTK(model, samples=64, method="project").features(x)
     few = NTK(model, samples=4, method="project").features(x)
     torch.testing.assert_close(few, many[..., :4])
-    assert NTK(model, samples=4).prepare(x).way() == "sketch"  # of few samples, too
+    assert NTK(model, samples=4).prepare(x).way() == "project"  # of few samples, too
+    assert NTK(model, samples=256).prepare(x).way() == "sketch"
     for refused in (
         lambda: NTK(model, samples=4, method="jvp").features(x),
         lambda: NNGP(Recurrent, 3),
     ):
         with pytest.raises(ValueError, match="LSTMCell"):
             refused()
+
+
+@pytest.mark.filterwarnings("ignore:torch.func cannot differentiate")
+def test_a_model_in_data_parallel():
+    model, x = nn.DataParallel(mlp()).eval(), points(6, 3)
+    J = dense_jacobian(mlp(), x)
+    torch.testing.assert_close(NTK(model)(x, x), J @ J.T)
+    assert NTK(model, 256).features(x).shape == (6, 2, 256)
 
 
 def test_a_kernel_keeps_the_model_as_it_was():

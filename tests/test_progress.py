@@ -4,7 +4,7 @@ import io
 from types import SimpleNamespace
 
 import pytest
-from models import mlp
+from models import held_at_once, mlp
 from posteriors import labels
 from truth import points
 
@@ -40,7 +40,7 @@ def terminal(monkeypatch, clock):
     stderr = Terminal()
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stderr))
     monkeypatch.setattr(progress, "PATIENCE", 1.0)
-    monkeypatch.setattr("neuralef.networks.tangent.JACOBIAN_CHUNK", {"cpu": 10 * NUMBERS})
+    held_at_once(monkeypatch, 10 * NUMBERS)
     return stderr
 
 
@@ -111,7 +111,7 @@ def test_an_interrupted_pass_leaves_nothing(terminal):
 
 
 def test_passes_within_passes_are_not_told(terminal, monkeypatch):
-    monkeypatch.setitem(ntk.HELD_CHUNKS, "cpu", 0)  # so that they are made again
+    monkeypatch.setitem(ntk.HELD, "cpu", 0)  # so that they are made again
     NTK(mlp())(points(N, 3), points(N // 2, 3, seed=1))
     assert {line.split()[3] for line in lines(terminal)} == {f"{N}"}
     assert screen(terminal) == ""

@@ -49,7 +49,7 @@ class LearntTail(nn.Module):
         return ((within + self.level) / 2).exp()
 
     def learn(self, x: Points, diagonal: Tensor, share: float, seed: int) -> LearntTail:
-        """Teach it κ(x, x) at the training points, (n,) or (n, c); `share` is ρ."""
+        """Teach it κ(x, x) at the training points, (n,) or (n, c), or estimates; `share` is ρ."""
         seen, diagonal = self.activations.of_many(x), diagonal.double().reshape(len(x), -1)
         # an output that no weight moves, as a masked class has it, has no logarithm
         floor = (LEAST * diagonal.mean(0)).clamp_min(torch.finfo(torch.float32).tiny)

@@ -23,8 +23,9 @@ METHODS = ("exact", "sketch", "project", "jvp", "finite_difference")
 # The most bytes of the sign matrix held at once: of a larger one each pass over J takes a part.
 SIGNS_AT_ONCE = {"cpu": 2**33, "cuda": 2**34}
 TANGENTS_AT_ONCE = 2**24  # numbers of the sign matrix, in a forward pass with some of its columns
-# A block κ(x1, x2) holds so many chunks of J(x2) rather than make them again.
-HELD_CHUNKS = {"cpu": 2, "cuda": 8}
+# A block κ(x1, x2) holds J(x2) of so many numbers rather than make it again.
+HELD = {"cpu": 2**27, "cuda": 2**32}
+SKETCHED = 256  # samples from which sums of columns cost less than a matrix product
 
 
 class NTK(Kernel):
@@ -35,7 +36,7 @@ class NTK(Kernel):
     `FeatureGram`. "sketch" takes a V with one sign in each row, so that J V is but sums of columns
     of per-sample Jacobians; the others share a V of signs alone: "project" multiplies the Jacobians
     by it, "jvp" takes a forward pass with a tangent for each column, "finite_difference" is the
-    paper's (f(θ + εv) − f(θ))/ε. Unless `method` says, it is "sketch", or "jvp" of few samples.
+    paper's (f(θ + εv) − f(θ))/ε. Unless `method` says, it is what costs least, most often "sketch".
 
     Models give (n,), (n, 1) or (n, c): c outputs make a matrix-valued kernel. Only parameters that
     require gradients count. Points may be tensors, token ids or dicts, whatever the model takes.
@@ -100,8 +101,8 @@ class NTK(Kernel):
         if self.samples is not None:
             first, second = self.features(x1).flatten(0, -2), self.features(x2).flatten(0, -2)
             return first @ second.T / self.samples
-        most = HELD_CHUNKS[device_kind(x2.device)] * self.tangent.points_at_once(x2, self.outputs)
-        small = len(x2) <= most
+        numbers = len(x2) * self.outputs * self.tangent.size
+        small = numbers <= HELD[device_kind(x2.device)]
         held = list(self._chunks(x2)) if small else None  # else made again for each part of x1
         blocks = [
             torch.cat([a.flatten(0, 1) @ b.flatten(0, 1).T for b in held or self._chunks(x2)], 1)
@@ -135,8 +136,11 @@ class NTK(Kernel):
             return "exact"
         if self.method is not None:
             return self.method
-        many = self.samples > BACKWARD_COST * self.outputs
-        return "sketch" if many or self.tangent.recurrent else "jvp"
+        recurrent, few = self.tangent.recurrent, BACKWARD_COST * self.outputs
+        if self.samples >= SKETCHED and (self.samples > few or recurrent):
+            return "sketch"
+        passes = len(self._groups("project"))
+        return "project" if self.samples > few * passes or recurrent else "jvp"
 
     def _groups(self, way: str) -> list[range]:
         """The columns of the sign matrix, as many at once as memory holds."""

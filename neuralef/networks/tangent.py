@@ -26,8 +26,10 @@ from neuralef.points import Points, in_double, needs_gradient
 from neuralef.progress import watched
 
 # The most numbers of a Jacobian, of the derivatives in activations that it is made from, or of the
-# activations of a forward pass, held at once. On a GPU a chunk must be large to be fast.
-JACOBIAN_CHUNK = {"cpu": 2**26, "cuda": 2**29}
+# activations of a forward pass, held at once. On a GPU a chunk must be large to be fast; so must it
+# be layer by layer, where what is held on the way is known.
+JACOBIAN_CHUNK = {"cpu": 2**24, "cuda": 2**29}
+LAYERWISE_CHUNK = {"cpu": 2**26, "cuda": 2**29}
 ACTIVATION_CHUNK = {"cpu": 2**22, "cuda": 2**28}
 # Relative errors of ways that agree: in the model's own precision and, where layers may compute in
 # float32 whatever they are given, in float64.
@@ -108,15 +110,21 @@ class Tangent(nn.Module):
     @full_precision()
     def jacobian(self, x: Points) -> Tensor:
         """J(x), (n, c, p), of a few points: one reverse pass for each output and point."""
-        if self._way is None:
-            self._way = self._fastest(x[:2])
-        if self._way == "layers" and not needs_gradient(x):
+        way = self._fastest(x[:2])
+        if way == "layers" and not needs_gradient(x):
             found = self._layer_jacobian(x)
             if found is not None:
                 return found
-        return self.loop_jacobian(x) if self._way == "loop" else self.vmap_jacobian(x)
+        return self.loop_jacobian(x) if way == "loop" else self.vmap_jacobian(x)
 
     def _fastest(self, x: Points) -> str:
+        """The fastest way that agrees with plain autograd, found out at the first points."""
+        if self._way is None:
+            self._way = self._compared(x)
+        return self._way
+
+    @full_precision()
+    def _compared(self, x: Points) -> str:
         """The fastest way that agrees with plain autograd for this model.
 
         A model may use a layer's weights elsewhere too, or keep them where torch.func cannot put
@@ -203,7 +211,8 @@ class Tangent(nn.Module):
     def points_at_once(self, x: Points, outputs: int) -> int:
         """How many points' Jacobians make one chunk, and what is differentiated on the way."""
         numbers = outputs * max(self.size, layer_activations(self.model, x[:1]))
-        return max(1, JACOBIAN_CHUNK[device_kind(x.device)] // numbers)
+        most = LAYERWISE_CHUNK if self._fastest(x[:2]) == "layers" else JACOBIAN_CHUNK
+        return max(1, most[device_kind(x.device)] // numbers)
 
     def push(self, x: Points, directions: Tensor, outputs: int) -> Tensor:
         """J(x) V for directions V (p, m): (n, c, m), by whichever way is the cheaper."""

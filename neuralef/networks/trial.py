@@ -70,13 +70,13 @@ def activations(
     found = []
 
     def look(module: nn.Module, args: Any, out: Any) -> None:
-        if isinstance(out, Tensor):
-            found.append((module, out.numel()))
+        parts = out if isinstance(out, tuple | list) else (out,)
+        found.append((module, sum(part.numel() for part in parts if isinstance(part, Tensor))))
 
     hooks = [module.register_forward_hook(look) for module in model.modules()]
     try:
         with torch.no_grad():
-            functional_call(model, weights or {}, (x,))
+            model(x) if weights is None else functional_call(model, weights, (x,))
     finally:
         for hook in hooks:
             hook.remove()
