@@ -140,3 +140,4 @@ def held_at_once(monkeypatch, numbers):
     """So many numbers of a Jacobian, whichever way it is made."""
     for chunk in (tangent.JACOBIAN_CHUNK, tangent.LAYERWISE_CHUNK):
         monkeypatch.setitem(chunk, "cpu", numbers)
+    monkeypatch.setattr(tangent, "MOST", numbers)

@@ -26,10 +26,12 @@ from neuralef.points import Points, in_double, needs_gradient
 from neuralef.progress import watched
 
 # The most numbers of a Jacobian, of the derivatives in activations that it is made from, or of the
-# activations of a forward pass, held at once. On a GPU a chunk must be large to be fast; so must it
-# be layer by layer, where what is held on the way is known.
+# activations of a forward pass, held at once. On a GPU a chunk must be large to be fast.
 JACOBIAN_CHUNK = {"cpu": 2**24, "cuda": 2**29}
-LAYERWISE_CHUNK = {"cpu": 2**26, "cuda": 2**29}
+# Layer by layer what is held on the way is known. On a CPU larger arrays are given back to the
+# system and asked for again each time; fewer points than SOME are slower still.
+LAYERWISE_CHUNK = {"cpu": 2**23, "cuda": 2**29}
+SOME, MOST = 8, 2**26  # points, and numbers up to which they are held
 ACTIVATION_CHUNK = {"cpu": 2**22, "cuda": 2**28}
 # Relative errors of ways that agree: in the model's own precision and, where layers may compute in
 # float32 whatever they are given, in float64.
@@ -211,8 +213,10 @@ class Tangent(nn.Module):
     def points_at_once(self, x: Points, outputs: int) -> int:
         """How many points' Jacobians make one chunk, and what is differentiated on the way."""
         numbers = outputs * max(self.size, layer_activations(self.model, x[:1]))
-        most = LAYERWISE_CHUNK if self._fastest(x[:2]) == "layers" else JACOBIAN_CHUNK
-        return max(1, most[device_kind(x.device)] // numbers)
+        kind = device_kind(x.device)
+        if self._fastest(x[:2]) != "layers":
+            return max(1, JACOBIAN_CHUNK[kind] // numbers)
+        return max(1, LAYERWISE_CHUNK[kind] // numbers, min(SOME, MOST // numbers))
 
     def push(self, x: Points, directions: Tensor, outputs: int) -> Tensor:
         """J(x) V for directions V (p, m): (n, c, m), by whichever way is the cheaper."""
