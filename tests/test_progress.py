@@ -126,7 +126,8 @@ def test_a_training_has_a_bar_of_its_own(terminal, capsys):
 
 def posterior(x, **settings):
     solver = nef.NeuralEF(k=2, steps=2, batch_size=BATCH, progress=False)
-    LinearizedLaplace(mlp(), solver=solver, **settings).fit([(x, labels(N, 2))])
+    made = LinearizedLaplace(mlp(), solver=solver, **settings).fit([(x, labels(N, 2))])
+    made.predict(x)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +137,9 @@ def posterior(x, **settings):
         lambda x: posterior(x, samples=8),
         lambda x: posterior(x, samples=4096),
         lambda x: posterior(x, tail="learnt", prior_variance=1.0),
+        lambda x: posterior(x, tail=True, prior_variance=1.0),
     ],
-    ids=["training", "sampled", "whole", "tail"],
+    ids=["training", "sampled", "whole", "learnt tail", "tail"],
 )
 def test_solvers_without_progress_are_silent(terminal, work):
     work(points(N, 3))

@@ -127,7 +127,7 @@ class LinearizedLaplace:
         device = next(self.model.parameters()).device
         held_out = None if tune is None else collect(tune, device, "tune")
         x, y = collect(loader, device)
-        self.tangent_model = folded(self.model)
+        self.tangent_model = fold_batch_norm(self.model)
         self.kernel = NTK(self.tangent_model).prepare(x)
         logits = outputs_of(self.model, x)
         y = check_targets(self.likelihood, y, logits)
@@ -137,8 +137,7 @@ class LinearizedLaplace:
             check_targets(self.likelihood, held_out[1], outputs_of(self.model, few))
         if self.tail == "learnt":
             check_seen(self.model, x[:2])
-        quiet = getattr(self.solver, "progress", None) is False
-        with torch.enable_grad(), silence(quiet):
+        with torch.enable_grad(), silence(self._quiet):
             self.spectrum, diagonal = eigenfunctions(self, x)
         self.features = Features(self.model, self.spectrum)
         squares = self._residuals(y, logits)
@@ -146,12 +145,16 @@ class LinearizedLaplace:
         curvature, basis = descending_eigh(self.features.information(x, logits, weigh)[None])
         self.curvature, self.basis = curvature[0].clamp_min(0), basis[0].contiguous()
         if self.tail == "learnt":
-            with silence(quiet):
+            with silence(self._quiet):
                 self._learn_tail(x, self.kernel.diagonal(x) if diagonal is None else diagonal)
         if held_out is not None:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
         self._by_evidence(squares, logits.numel())
         return self
+
+    @property
+    def _quiet(self) -> bool:
+        return getattr(self.solver, "progress", None) is False
 
     def _learn_tail(self, x: Points, diagonal: Tensor) -> None:
         """Functions of one output each, which the data say nothing of: they never contract."""
@@ -217,8 +220,9 @@ class LinearizedLaplace:
 
         Hyper-parameters can be tried on it at will, by `tune_on` and `probabilities`.
         """
-        logits, features = self._fitted().features(x)
-        tails = remainder(self.kernel, x, features) if self.tail is True else None
+        with silence(self._quiet):
+            logits, features = self._fitted().features(x)
+            tails = remainder(self.kernel, x, features) if self.tail is True else None
         k = len(self.basis)
         rotated = features[..., :k] @ self.basis
         if features.shape[-1] > k:  # those of a learnt tail stay as they are
@@ -296,9 +300,3 @@ class LinearizedLaplace:
         from neuralef.bayes.saving import load_posterior
 
         return load_posterior(Path(path), model, network)
-
-
-def folded(model: nn.Module) -> nn.Module:
-    """The model without its batch norms, if it has any."""
-    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-    return fold_batch_norm(model) if normed else model

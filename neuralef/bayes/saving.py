@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from neuralef.bayes.features import Features, outputs_of, unpack_features
 from neuralef.bayes.held_out import CHOSEN
-from neuralef.bayes.laplace import LinearizedLaplace, folded
+from neuralef.bayes.laplace import LinearizedLaplace
 from neuralef.bayes.moments import below
 from neuralef.bayes.tail import LearntTail
 from neuralef.files import fingerprint, read_tensors, write_tensors
 from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.extension import FeatureMap
+from neuralef.networks.folding import fold_batch_norm
 from neuralef.points import move, twice
 from neuralef.spectrum import Spectrum
 
@@ -56,7 +57,7 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
     posterior = LinearizedLaplace(model, header["likelihood"], tail=header["tail"])
     for name in NUMBERS:
         setattr(posterior, name, header[name])
-    posterior.tangent_model = folded(model)
+    posterior.tangent_model = fold_batch_norm(model)
     posterior.kernel = NTK(posterior.tangent_model)
     if sorted(posterior.kernel.tangent.names) != header["trained"]:
         raise ValueError(f"{path} was fitted with other parameters of the model frozen")

@@ -90,8 +90,7 @@ class Bench:
         self.seconds: dict[str, float] = {}
         self.spent = 0.0
         self.kept: dict[str, Spectrum] = {}
-        norms = [m for m in case.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self.folded = fold_batch_norm(case.model) if norms else case.model
+        self.folded = fold_batch_norm(case.model)
 
     def _made(self, name: str, work: Callable[[], Any]) -> Any:
         made, self.seconds[name] = timed(work)
