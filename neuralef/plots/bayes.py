@@ -130,11 +130,10 @@ def _cut(axes: Axes, found: dict[str, list[float]], least: float) -> None:
         others = [v for row, values in found.items() if means[row] < means[name] for v in values]
         if not others:
             return
-        low, high = min(others), max(others)
+        low, high = min(*others, least), max(others)
         width = high - low
         if not means[name] > high + 2 * width > high:
             return
-        low = min(low, least)
         axes.set_xlim(low - 0.1 * width, high + 0.1 * width)
         axes.text(
             0.98, list(found).index(name), f"{means[name]:.4f} →", fontsize=8, ha="right",
