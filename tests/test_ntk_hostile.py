@@ -8,6 +8,7 @@ from truth import points
 
 import neuralef as nef
 from neuralef.kernels import NNGP, NTK, RBF
+from neuralef.linalg import random_signs
 from neuralef.networks import precision
 from neuralef.networks.tangent import Tangent
 
@@ -54,6 +55,62 @@ def test_a_model_in_data_parallel():
     J = dense_jacobian(mlp(), x)
     torch.testing.assert_close(NTK(model)(x, x), J @ J.T)
     assert NTK(model, 256).features(x).shape == (6, 2, 256)
+
+
+class Elsewhere(nn.Module):
+    """Its weights are known by another name, too, in whose place torch.func puts no others."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 2)
+        self.known = [self.first.weight]
+
+    def forward(self, x):
+        return self.last(torch.tanh(nn.functional.linear(x, self.known[0], self.first.bias)))
+
+
+class Squared(torch.autograd.Function):
+    """Without rules for torch.func."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+class OwnFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.last(Squared.apply(self.first(x)))
+
+
+@pytest.mark.filterwarnings("ignore:torch.func cannot differentiate")
+@pytest.mark.parametrize("make", [Elsewhere, OwnFunction, lambda: nn.DataParallel(mlp())])
+def test_few_functions_of_models_that_have_no_forward_mode(make):
+    """Few columns would be forward passes with a tangent: those must be right, or not be taken."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = make().double().eval()
+    x = points(12, 3)
+    J = dense_jacobian(model, x)
+    spectrum = nef.Subspace(k=3).solve(NTK(model).gram(x))
+    values, vectors = torch.linalg.eigh(J @ J.T / len(x))
+    torch.testing.assert_close(spectrum.eigenvalues, values.flip(0)[:3])
+    psi = spectrum(x).reshape(len(J), 3) / len(x) ** 0.5
+    torch.testing.assert_close((psi * vectors.flip(1)[:, :3]).sum(0).abs(), torch.ones(3).double())
+    kernel = NTK(model, samples=4, seed=1)
+    signs = random_signs(J.shape[1], range(4), 1, J.dtype, J.device)
+    torch.testing.assert_close(kernel.features(x).reshape(len(J), 4), J @ signs)
+    assert kernel.way() == "project"
+    with pytest.raises(ValueError, match="method='sketch'"):
+        NTK(model, samples=4, method="jvp").features(x)
 
 
 def test_a_kernel_keeps_the_model_as_it_was():

@@ -72,6 +72,7 @@ class NTK(Kernel):
         self.seed, self.method = check_count(seed, "seed", least=0), method
         self.epsilon = check_positive(epsilon, "epsilon")
         self._outputs: int | None = None
+        self._forward_mode = True
 
     @property
     def outputs(self) -> int:  # type: ignore[override]
@@ -91,6 +92,8 @@ class NTK(Kernel):
     def _checked(self, x: Points) -> Points:
         x = check_points(x, integers=True)
         self._outputs = self.tangent.outputs(x)
+        if self.samples is not None and self.method is None:
+            self._forward_mode = self.tangent.has_forward_mode(x)
         return x
 
     def forward(self, x1: Points, x2: Points) -> Tensor:
@@ -136,11 +139,11 @@ class NTK(Kernel):
             return "exact"
         if self.method is not None:
             return self.method
-        recurrent, few = self.tangent.recurrent, BACKWARD_COST * self.outputs
-        if self.samples >= SKETCHED and (self.samples > few or recurrent):
+        few = BACKWARD_COST * self.outputs if self._forward_mode else 0
+        if self.samples >= SKETCHED and self.samples > few:
             return "sketch"
         passes = len(self._groups("project"))
-        return "project" if self.samples > few * passes or recurrent else "jvp"
+        return "project" if self.samples > few * passes else "jvp"
 
     def _groups(self, way: str) -> list[range]:
         """The columns of the sign matrix, as many at once as memory holds."""

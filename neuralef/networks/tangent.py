@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,11 +61,7 @@ class Tangent(nn.Module):
         self.shapes = [model.get_parameter(name).shape for name in self.names]
         self.sizes = [shape.numel() for shape in self.shapes]
         self._way: str | None = None
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether there are layers whose weights torch.func cannot replace."""
-        return any(isinstance(module, nn.RNNBase) for module in self.model.modules())
+        self._forward: bool | None = None
 
     @property
     def size(self) -> int:
@@ -218,10 +215,51 @@ class Tangent(nn.Module):
             return max(1, JACOBIAN_CHUNK[kind] // numbers)
         return max(1, LAYERWISE_CHUNK[kind] // numbers, min(SOME, MOST // numbers))
 
+    def has_forward_mode(self, x: Points) -> bool:
+        """Whether forward-mode derivatives agree with plain autograd, found out at the first points.
+
+        They put other weights in the place of the model's, which models in DataParallel refuse and
+        a model that has its weights from elsewhere as well does not notice.
+        """
+        if self._forward is None:
+            recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
+            try:  # on some devices other weights of recurrent layers are not seen
+                self._forward = not recurrent and self._duality(x[:2])
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                self._forward = False
+        return self._forward
+
+    @full_precision()
+    @torch.inference_mode(False)
+    def _duality(self, x: Points) -> bool:
+        """Whether u·(J v), forward, is (Jᵀu)·v, backward, for random u and v."""
+        x, generator = plain(x, lambda value: value.detach().clone()), torch.Generator()
+        generator.manual_seed(0)
+        weights = [self.model.get_parameter(name).requires_grad_() for name in self.names]
+        try:
+            with torch.enable_grad(), differentiable():
+                out = self.model(x)
+                u = torch.randn(out.shape, generator=generator).to(out)
+                parts = torch.autograd.grad(out, weights, u, materialize_grads=True)
+        finally:
+            self.model.requires_grad_(False)
+        gradient = torch.cat([part.flatten() for part in parts])
+        v = torch.randn(self.size, generator=generator).to(gradient)
+        with differentiable():
+            moved = self._tangent_pass(self.weights(), v, x).reshape(u.shape)
+        slack = 10 * torch.finfo(gradient.dtype).eps ** 0.5 * gradient.norm()
+        return bool(((moved * u).sum() - gradient @ v).abs() <= slack)
+
+    def _tangent_pass(self, parameters: dict[str, Tensor], vector: Tensor, points: Any) -> Tensor:
+        function = lambda given: self.values(given, points)  # noqa: E731
+        return jvp(function, (parameters,), (self._unflatten(vector),))[1]
+
     def push(self, x: Points, directions: Tensor, outputs: int) -> Tensor:
         """J(x) V for directions V (p, m): (n, c, m), by whichever way is the cheaper."""
-        many = directions.shape[1] > BACKWARD_COST * outputs or self.recurrent
-        if many and not needs_gradient(x):
+        many = directions.shape[1] > BACKWARD_COST * outputs
+        if (many or not self.has_forward_mode(x)) and not needs_gradient(x):
             parts = [chunk @ directions.to(chunk.dtype) for chunk in self.chunks(x, outputs)]
             return torch.cat(parts)
         return self.forward_mode(x, directions)
@@ -229,13 +267,7 @@ class Tangent(nn.Module):
     @full_precision()
     def forward_mode(self, x: Points, directions: Tensor) -> Tensor:
         """J(x) V by one forward pass with a tangent for each column of V."""
-        parameters = self.weights()
-
-        def column(vector: Tensor, points: Any) -> Tensor:
-            function = lambda given: self.values(given, points)  # noqa: E731
-            return jvp(function, (parameters,), (self._unflatten(vector),))[1]
-
-        return self._by_columns(x, directions, column)
+        return self._by_columns(x, directions, partial(self._tangent_pass, self.weights()))
 
     @full_precision()
     def finite_difference(self, x: Points, directions: Tensor, epsilon: float) -> Tensor:
@@ -253,11 +285,11 @@ class Tangent(nn.Module):
         self, x: Points, directions: Tensor, column: Callable[[Tensor, Any], Tensor]
     ) -> Tensor:
         """(n, c, m) from a function of one column of V, some columns and points at a time."""
-        if self.recurrent:
+        if not self.has_forward_mode(x):
             raise ValueError(
-                "forward-mode derivatives and finite differences cannot reach the weights of "
-                "torch's recurrent layers: use method='sketch', or write the recurrence with "
-                "nn.LSTMCell"
+                "forward-mode derivatives and finite differences cannot reach all weights of this "
+                "model, as those of torch's recurrent layers: use method='sketch', or write the "
+                "recurrence with nn.LSTMCell"
             )
         directions = directions.to(self.dtype)
         activations = self._activations(x)
