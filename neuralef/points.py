@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,19 +76,23 @@ def flat(x: Points) -> Tensor:
     return torch.cat([t.detach().reshape(len(t), -1).double() for t in tensors_of(x)], dim=1)
 
 
+def each(x: Points, change: Callable[[Tensor], Tensor]) -> Points:
+    """Points whose tensors are changed one by one."""
+    if isinstance(x, Tensor):
+        return change(x)
+    return PointDict({key: change(value) for key, value in x.items()})
+
+
 def move(x: Points, device: torch.device) -> Points:
     """Points on a device."""
-    if isinstance(x, Tensor):
-        return x.to(device)
-    return PointDict({key: value.to(device) for key, value in x.items()})
+    return each(x, lambda value: value.to(device))
 
 
 def in_double(x: Points) -> Points:
     """Points whose floating numbers are float64; token ids and masks stay what they are."""
+    return each(x, lambda value: value.double() if value.is_floating_point() else value)
 
-    def convert(value: Tensor) -> Tensor:
-        return value.double() if value.is_floating_point() else value
 
-    if isinstance(x, Tensor):
-        return convert(x)
-    return PointDict({key: convert(value) for key, value in x.items()})
+def outside_inference(x: Points) -> Points:
+    """Points that can be differentiated through, also those made in torch's inference mode."""
+    return each(x, lambda value: value.clone() if value.is_inference() else value)

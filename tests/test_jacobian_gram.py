@@ -118,6 +118,29 @@ def test_no_more_of_the_jacobian_is_held_than_allowed(monkeypatch, n, side):
         torch.testing.assert_close(spectrum.eigenvalues, truth.eigenvalues, rtol=1e-9, atol=0)
 
 
+class Attending(nn.Module):
+    """Few weights and large scores, of layers that hold none."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(x).mean(1))
+
+
+def test_scores_of_attention_count_where_chunks_are_made(monkeypatch):
+    torch.manual_seed(0)
+    tangent, length = Tangent(Attending().double().eval()), 64
+    x = points(9, length * 4).reshape(9, length, 4)
+    scores = 2 * length**2  # numbers of a point
+    held_at_once(monkeypatch, 4 * 3 * scores)
+    assert tangent.points_at_once(x, 3) in (1, 2, 3)  # more is kept than the scores
+    whole = tangent.jacobian(x)
+    torch.testing.assert_close(torch.cat(list(tangent.chunks(x, 3))), whole)
+
+
 def test_few_weights_of_large_images_do_not_make_large_chunks(monkeypatch):
     """A derivative in every activation is held on the way, for each of the outputs."""
     layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)]

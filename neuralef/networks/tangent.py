@@ -21,16 +21,17 @@ from neuralef.networks.trial import (
     largest_activation,
     layer_activations,
     plain,
+    saved_for_backward,
     try_model,
 )
-from neuralef.points import Points, in_double, needs_gradient
+from neuralef.points import Points, in_double, needs_gradient, outside_inference
 from neuralef.progress import watched
 
 # The most numbers of a Jacobian, of the derivatives in activations that it is made from, or of the
 # activations of a forward pass, held at once. On a GPU a chunk must be large to be fast.
 JACOBIAN_CHUNK = {"cpu": 2**24, "cuda": 2**29}
 # Layer by layer what is held on the way is known. On a CPU larger arrays are given back to the
-# system and asked for again each time; fewer points than SOME are slower still.
+# system and asked for again each time; fewer points than SOME are slower still, in any way.
 LAYERWISE_CHUNK = {"cpu": 2**23, "cuda": 2**29}
 SOME, MOST = 8, 2**26  # points, and numbers up to which they are held
 ACTIVATION_CHUNK = {"cpu": 2**22, "cuda": 2**28}
@@ -89,6 +90,11 @@ class Tangent(nn.Module):
                 f"the model is on {self.device}, the points are on {x.device}; move one with .to(…)"
             )
         if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != self.dtype:
+            if self.dtype.itemsize < 4:
+                raise ValueError(
+                    f"the model holds {self.dtype}, too coarse for derivatives at points that are "
+                    "numbers: call model.float() first"
+                )
             raise ValueError(
                 f"the model holds {self.dtype}, the points {x.dtype}; convert one with .to(…)"
             )
@@ -107,8 +113,10 @@ class Tangent(nn.Module):
         return {name: part.view(shape) for name, part, shape in parts}
 
     @full_precision()
+    @torch.inference_mode(False)
     def jacobian(self, x: Points) -> Tensor:
         """J(x), (n, c, p), of a few points: one reverse pass for each output and point."""
+        x = outside_inference(x)
         way = self._fastest(x[:2])
         if way == "layers" and not needs_gradient(x):
             found = self._layer_jacobian(x)
@@ -209,14 +217,15 @@ class Tangent(nn.Module):
 
     def points_at_once(self, x: Points, outputs: int) -> int:
         """How many points' Jacobians make one chunk, and what is differentiated on the way."""
-        numbers = outputs * max(self.size, layer_activations(self.model, x[:1]))
         kind = device_kind(x.device)
-        if self._fastest(x[:2]) != "layers":
-            return max(1, JACOBIAN_CHUNK[kind] // numbers)
-        return max(1, LAYERWISE_CHUNK[kind] // numbers, min(SOME, MOST // numbers))
+        if self._fastest(x[:2]) == "layers":
+            numbers = outputs * max(self.size, layer_activations(self.model, x[:1]))
+            return max(1, _points(LAYERWISE_CHUNK[kind], numbers))
+        most, held = JACOBIAN_CHUNK[kind], saved_for_backward(self.model, x[:1], self.names)
+        return max(1, min(most // (outputs * self.size), _points(most, outputs * max(1, held))))
 
     def has_forward_mode(self, x: Points) -> bool:
-        """Whether forward-mode derivatives agree with plain autograd, found out at the first points.
+        """Whether forward-mode derivatives agree with plain autograd at the first points seen.
 
         They put other weights in the place of the model's, which models in DataParallel refuse and
         a model that has its weights from elsewhere as well does not notice.
@@ -235,8 +244,7 @@ class Tangent(nn.Module):
     @torch.inference_mode(False)
     def _duality(self, x: Points) -> bool:
         """Whether u·(J v), forward, is (Jᵀu)·v, backward, for random u and v."""
-        x, generator = plain(x, lambda value: value.detach().clone()), torch.Generator()
-        generator.manual_seed(0)
+        x, generator = plain(outside_inference(x)), torch.Generator().manual_seed(0)
         weights = [self.model.get_parameter(name).requires_grad_() for name in self.names]
         try:
             with torch.enable_grad(), differentiable():
@@ -313,6 +321,11 @@ class Tangent(nn.Module):
     def forward(self, x: Points) -> Tensor:
         """J(x), (n, c, p)."""
         return self.jacobian(x)
+
+
+def _points(most: int, numbers: int) -> int:
+    """How many points, of so many numbers each, make a chunk of `most`; some in any case."""
+    return max(most // numbers, min(SOME, MOST // numbers))
 
 
 class TangentFunctions(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from neuralef.networks.precision import differentiable
 from neuralef.points import Points
 
 # Points on which a model is tried before any work.
@@ -19,7 +20,13 @@ def try_model(model: Callable[[Any], Any], x: Points) -> int:
     """The number of outputs of a model, after a trial on the first points, together and alone."""
     some = x[:TRIAL]
     with torch.no_grad():
-        together = model(some)
+        try:
+            together = model(some)
+        except TypeError as error:
+            raise TypeError(
+                f"the model must take the points, a tensor or one dict of tensors, as its only "
+                f"argument: {error}; wrap it in a module that does"
+            ) from error
         alone = [model(x[i : i + 1]) for i in range(len(some))]
     for out, points in ((together, len(some)), *((out, 1) for out in alone)):
         if not isinstance(out, Tensor) or out.ndim not in (1, 2) or len(out) != points:
@@ -94,6 +101,32 @@ def layer_activations(model: nn.Module, x: Points) -> int:
     """The numbers that all layers with weights of their own give together on the points x."""
     found = activations(model, x)
     return sum(size for module, size in found if module._parameters)
+
+
+def saved_for_backward(model: nn.Module, x: Points, names: list[str]) -> int:
+    """The numbers that a reverse pass through the model keeps of the points x, weights left out.
+
+    Layers without weights count, too: the scores of attention are most of a long sequence's.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    weights = {model.get_parameter(name).data_ptr() for name in names}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in weights:
+            sizes[tensor.data_ptr(), tensor.numel()] = tensor.numel()
+        kept.append(tensor)  # else another one may come to lie there
+        return tensor
+
+    kept: list[Tensor] = []
+    try:
+        for name in names:
+            model.get_parameter(name).requires_grad_()
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with torch.enable_grad(), differentiable(), hooks:
+            model(x)
+    finally:
+        model.requires_grad_(False)
+    return sum(sizes.values())
 
 
 def plain(x: Any, change: Callable[[Tensor], Tensor] = lambda value: value) -> Any:
