@@ -60,7 +60,12 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         raise ValueError(f"cannot write {path}: it is a folder")
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
+        temporary.touch()
+        mode = (
+            temporary.stat().st_mode
+        )  # as every new file has it; safetensors lets nobody else read
         write(temporary)
+        temporary.chmod(mode)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -121,7 +126,7 @@ def pack_spectrum(spectrum: Spectrum) -> tuple[dict[str, Any], dict[str, Tensor]
         "history": spectrum.history,
     }
     with torch.no_grad():
-        tensors = {**spectrum.state_dict(), PROBE: spectrum(spectrum.point)}
+        tensors = {**tensors_alone(spectrum), PROBE: spectrum(spectrum.point)}
     if spectrum.validation is not None:
         fields = dataclasses.asdict(spectrum.validation)
         header["validation_points"] = fields.pop("points")
@@ -190,7 +195,9 @@ def _assemble(module: nn.Module, header: dict[str, Any], tensors: dict[str, Tens
     for name, value in (*spectrum.named_parameters(), *spectrum.named_buffers()):
         if name in tensors:
             value.data = value.data.to(tensors[name].dtype)  # in place, so that ties stay tied
-    spectrum.load_state_dict(tensors)
+    state = spectrum.state_dict()
+    others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    spectrum.load_state_dict(tensors | others)  # a model's own extra state is in no file of ours
     if certificate:
         spectrum.validation = Certificate(points=header["validation_points"], **certificate)
     return spectrum
@@ -224,11 +231,14 @@ def _network(
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
     kind = header["network_class"]
+    if kind == "ActivationHead" and isinstance(given["network"], ActivationHead):
+        return given["network"]  # on a model other than the posterior's
     needed = PASSED.get(kind, "network")
     part = given[needed]
     if part is None:
         raise ValueError(
-            f"{path} holds a {needed} that is not neuralef's own: pass it, load(path, {needed}=…)"
+            f"{path} cannot be read without the {needed} it was made with: pass one made in the "
+            f"same way to load, as {needed}=…"
         )
     if kind == "KernelFeatures":
         return KernelFeatures(part, torch.ones_like(tensors["network.landmarks"]))
@@ -248,8 +258,19 @@ def _network(
 
 def fingerprint(model: nn.Module) -> str:
     """What tells one set of weights from another, wherever they lie."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return digest(tensors_alone(model))
+
+
+def tensors_alone(model: nn.Module) -> dict[str, Tensor]:
+    """A state dict without what is no tensor, as modules with an extra state have it."""
+    return {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """The SHA-256 of tensors and their names."""
+    found = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        found.update(name.encode())
+        numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        found.update(numbers.tobytes())
+    return found.hexdigest()

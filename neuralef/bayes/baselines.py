@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.bayes.batches import collect
-from neuralef.bayes.likelihood import Gaussian, check_targets
+from neuralef.bayes.likelihood import Gaussian, check_logits, check_targets
 from neuralef.bayes.posterior import DRAWS
 from neuralef.bayes.predictive import to_probabilities
 from neuralef.bayes.tuning import minimise
@@ -57,6 +57,7 @@ class MAP:
         device = next((value.device for value in self.model.parameters()), torch.device("cpu"))
         x, y = collect(loader, device, name)
         logits = MAP.outputs(self, x)
+        check_logits(logits)
         return x, check_targets("classification", y, logits), logits
 
     def outputs(self, x: Points) -> Any:

@@ -30,8 +30,12 @@ def collect(
     parts = [_split(batch, name) for batch in loader]
     if not parts:
         raise ValueError(f"{name} yields no batches: is it a generator that was used up?")
-    batches = [check_points(part, integers=True) for part, _ in parts]
-    x, y = _join(batches), torch.cat([torch.as_tensor(target) for _, target in parts])
+    batches = [
+        check_points(part, f"x of batch {number} of {name}", integers=True)
+        for number, (part, _) in enumerate(parts)
+    ]
+    y = torch.cat([torch.as_tensor(target) for _, target in parts])
+    x = _join(batches, name)
     if len(y) != len(x):
         raise ValueError(f"{name} yields {len(x)} points but {len(y)} targets")
     again = (check_points(_split(batch, name)[0], integers=True) for batch in loader)
@@ -60,7 +64,10 @@ def _split(batch: Any, name: str) -> tuple[Any, Any]:
         rest = {key: value for key, value in batch.items() if key != found[0]}
         return (rest["x"] if set(rest) == {"x"} else rest), batch[found[0]]
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise TypeError(f"{name} must yield pairs (x, y) or dicts, got {type(batch).__name__}")
+        parts = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        raise TypeError(
+            f"{name} must yield pairs (x, y) or dicts, got {type(batch).__name__}{parts}"
+        )
     return batch[0], batch[1]
 
 
@@ -76,7 +83,13 @@ def _mark(parts: Iterable[Any]) -> tuple[Tensor, int]:
     return total, count
 
 
-def _join(parts: list[Any]) -> Points:
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    return PointDict({key: torch.cat([part[key] for part in parts]) for key in parts[0]})
+def _join(parts: list[Any], name: str) -> Points:
+    try:
+        if isinstance(parts[0], Tensor):
+            return torch.cat(parts)
+        return PointDict({key: torch.cat([part[key] for part in parts]) for key in parts[0]})
+    except (RuntimeError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"the batches of {name} do not make one set of points: {error}; points must have one "
+            "shape and the same names, so pad sequences to one length"
+        ) from error

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from neuralef.checks import check_memory
 from neuralef.gram import FeatureGram, Gram
+from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.activations import ActivationHead
+from neuralef.networks.extension import FeatureMap
+from neuralef.networks.tangent import TangentFunctions
 from neuralef.points import Points
 from neuralef.solvers import Distill, NeuralEF
 from neuralef.solvers.trained import TrainedSolver
@@ -33,6 +36,7 @@ def eigenfunctions(posterior: LinearizedLaplace, x: Points) -> tuple[Spectrum, T
             raise ValueError(
                 f"the spectrum has {solver.outputs} outputs, the model {kernel.outputs}"
             )
+        _check_model_of(solver, kernel)
         return solver, None
     exact = kernel.gram(x)
     solver = NeuralEF(min(FUNCTIONS, exact.rows), seed=seed) if solver is None else solver
@@ -51,6 +55,28 @@ def eigenfunctions(posterior: LinearizedLaplace, x: Points) -> tuple[Spectrum, T
     features = explicit(posterior, x)
     diagonal = features.diagonal() if posterior.tail == "learnt" else None
     return solver.solve(features, network), diagonal
+
+
+def _check_model_of(spectrum: Spectrum, kernel: NTK) -> None:
+    """Refuse functions of another model's tangent kernel, where they tell whose they are."""
+    network = spectrum.network
+    tangent = network.tangent if isinstance(network, TangentFunctions) else None
+    if isinstance(network, FeatureMap) and isinstance(network.function, SampledFeatures):
+        other = network.function.kernel
+        tangent = other.tangent if isinstance(other, NTK) else None
+    if tangent is None:
+        return
+    own, others = kernel.tangent.weights(), tangent.weights()
+    same = own.keys() == others.keys() and all(
+        value.shape == others[name].shape
+        and torch.allclose(value, others[name].to(value), rtol=1e-3, atol=1e-6)
+        for name, value in own.items()
+    )
+    if not same:
+        raise ValueError(
+            "the spectrum is that of another model's tangent kernel: its weights are not those of "
+            "this model, whose batch norms are folded; solve NTK(fold_batch_norm(model)).gram(x)"
+        )
 
 
 def explicit(posterior: LinearizedLaplace, x: Points) -> Gram:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from neuralef.bayes.tail import LearntTail
 from neuralef.checks import check_alike, check_points
-from neuralef.files import fingerprint, pack_spectrum, unpack_spectrum
+from neuralef.files import digest, fingerprint, pack_spectrum, unpack_spectrum
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.activations import ActivationHead, Activations
 from neuralef.networks.trial import check_model
@@ -33,9 +34,13 @@ class Features:
 
     def __init__(self, model: nn.Module, spectrum: Spectrum) -> None:
         self.model, self.spectrum = model, spectrum
-        self.fingerprint, self._seen = fingerprint(model), _versions(model)
+        self.fingerprint, self._seen, self._digest = (
+            fingerprint(model),
+            _state(model),
+            _digest(model),
+        )
         self.head: ActivationHead | None = None
-        if isinstance(spectrum.network, ActivationHead):
+        if type(spectrum.network) is ActivationHead:  # a subclass may do more than read and map
             read = fingerprint(spectrum.network.activations.model)
             self.head = spectrum.network if read == self.fingerprint else None
 
@@ -46,8 +51,8 @@ class Features:
     def check_unchanged(self) -> None:
         """Refuse a model whose weights or mode are no longer those of the posterior."""
         check_model(self.model)
-        now = _versions(self.model)
-        if now != self._seen and fingerprint(self.model) != self.fingerprint:
+        now = _state(self.model)
+        if now != self._seen and _digest(self.model) != self._digest:
             raise ValueError(
                 "the model's weights have changed: a posterior belongs to the weights it was made "
                 "for; make it again"
@@ -126,9 +131,19 @@ def _finite(outputs: Tensor) -> Tensor:
     return (outputs[:, None] if outputs.ndim == 1 else outputs).double()
 
 
-def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """What changes when weights are changed in place or replaced, at no cost."""
-    return [(t.data_ptr(), t._version) for t in (*model.parameters(), *model.buffers())]
+def _state(model: nn.Module) -> tuple[list[tuple[int, int]], float]:
+    """What changes when weights are changed, found at hardly any cost.
+
+    Changes through `.data` leave addresses and versions as they are, but not the norm.
+    """
+    tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
+    numbers = [t for t in tensors if t.is_floating_point()]
+    return [(t.data_ptr(), t._version) for t in tensors], float(get_total_norm(numbers))
+
+
+def _digest(model: nn.Module) -> str:
+    """Of all that a model computes with, buffers that it does not save included."""
+    return digest({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
 
 def remainder(kernel: NTK, x: Points, features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hyper-parameters by a held-out set."""
+"""Hyper-parameters by a held-out set, and what they are without one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,24 @@ from neuralef.bayes.likelihood import check_targets, gaussian_nll
 from neuralef.bayes.posterior import DRAWS, Outputs, WeightPosterior
 from neuralef.bayes.tuning import minimise, tempering
 from neuralef.metrics import nll
+from neuralef.solvers.base import warn_user
 
 if TYPE_CHECKING:
     from neuralef.bayes.laplace import LinearizedLaplace
 
 CHOSEN = ("prior_variance", "temperature", "softmax_temperature")
 COARSE = 32  # draws for a first look
+
+
+def check_evidence(posterior: LinearizedLaplace) -> None:
+    """Refuse what only a held-out set can choose; warn of what the evidence chooses badly."""
+    if posterior.softmax_temperature is None:
+        raise ValueError("softmax_temperature=None is chosen on a held-out set: pass tune=…")
+    if posterior.tail and posterior.prior_variance is None:
+        warn_user(
+            "the evidence chooses the prior variance as if there were no tail, which then is "
+            "often far too large: tune it on held-out points, or give the prior variance"
+        )
 
 
 def tuned(posterior: LinearizedLaplace, outputs: Outputs, y: Tensor) -> dict[str, float]:

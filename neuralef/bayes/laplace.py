@@ -16,13 +16,26 @@ from torch import Tensor, nn
 from neuralef.bayes.batches import collect
 from neuralef.bayes.eigenfunctions import eigenfunctions
 from neuralef.bayes.features import Features, outputs_of, remainder
-from neuralef.bayes.held_out import CHOSEN, tuned
-from neuralef.bayes.likelihood import LIKELIHOODS, Gaussian, check_targets, curvature_product
+from neuralef.bayes.held_out import CHOSEN, check_evidence, tuned
+from neuralef.bayes.likelihood import (
+    LIKELIHOODS,
+    Gaussian,
+    check_logits,
+    check_targets,
+    curvature_product,
+    residual_noise,
+)
 from neuralef.bayes.posterior import DRAWS, Outputs, WeightPosterior
 from neuralef.bayes.predictive import METHODS, predictive_for
 from neuralef.bayes.tail import LearntTail, check_seen
 from neuralef.bayes.tuning import by_evidence
-from neuralef.checks import check_choice, check_count, check_positive
+from neuralef.checks import (
+    check_alike,
+    check_choice,
+    check_count,
+    check_points,
+    check_positive,
+)
 from neuralef.kernels.ntk import NTK
 from neuralef.linalg import descending_eigh
 from neuralef.networks.folding import fold_batch_norm
@@ -116,23 +129,24 @@ class LinearizedLaplace:
         without one, σ₀² by the marginal likelihood of the training set, with τ = 1. The noise of a
         regression is chosen with them.
         """
-        if tune is None and self.softmax_temperature is None:
-            raise ValueError("softmax_temperature=None is chosen on a held-out set: pass tune=…")
-        if tune is None and self.tail and self.prior_variance is None:
-            warn_user(
-                "the evidence chooses the prior variance as if there were no tail, which then is "
-                "often far too large: tune it on held-out points, or give the prior variance"
-            )
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("fit differentiates the model: call it out of torch.inference_mode")
+        if tune is None:
+            check_evidence(self)
         check_model(self.model)
-        device = next(self.model.parameters()).device
+        self.tangent_model = fold_batch_norm(self.model)
+        self.kernel = NTK(self.tangent_model)
+        device = self.kernel.tangent.device
         held_out = None if tune is None else collect(tune, device, "tune")
         x, y = collect(loader, device)
-        self.tangent_model = fold_batch_norm(self.model)
-        self.kernel = NTK(self.tangent_model).prepare(x)
+        self.kernel.prepare(x)
         logits = outputs_of(self.model, x)
         y = check_targets(self.likelihood, y, logits)
+        if self.likelihood == "classification":
+            check_logits(logits)
         self.predictive_ = self.predictive or predictive_for(logits.shape[1])
         if held_out is not None:  # before the long work, not after it
+            check_alike(held_out[0], x, ("tune", "the training points"))
             few = held_out[0][:1]
             check_targets(self.likelihood, held_out[1], outputs_of(self.model, few))
         if self.tail == "learnt":
@@ -140,8 +154,11 @@ class LinearizedLaplace:
         with torch.enable_grad(), silence(self._quiet):
             self.spectrum, diagonal = eigenfunctions(self, x)
         self.features = Features(self.model, self.spectrum)
-        squares = self._residuals(y, logits)
-        weigh = curvature_product if self.likelihood == "classification" else self._over_noise
+        self.noise_, self.noise_shape = None, logits.new_ones(logits.shape[1])
+        regression = self.likelihood == "regression"
+        if regression:
+            self.noise_, self.noise_shape = residual_noise(y, logits)
+        weigh = self._over_noise if regression else curvature_product
         curvature, basis = descending_eigh(self.features.information(x, logits, weigh)[None])
         self.curvature, self.basis = curvature[0].clamp_min(0), basis[0].contiguous()
         if self.tail == "learnt":
@@ -149,7 +166,7 @@ class LinearizedLaplace:
                 self._learn_tail(x, self.kernel.diagonal(x) if diagonal is None else diagonal)
         if held_out is not None:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
-        self._by_evidence(squares, logits.numel())
+        self._by_evidence(logits.numel())
         return self
 
     @property
@@ -161,30 +178,23 @@ class LinearizedLaplace:
         outputs = self.kernel.outputs
         tail = LearntTail(self.features.activations(x[:2]), outputs, self.seed)
         share = 1 - float(self.spectrum.explained_trace)
+        if share <= 0:
+            warn_user(
+                "by their eigenvalues the functions leave nothing out, and the learnt tail adds "
+                "nothing: refine=True gives eigenvalues that are not too large"
+            )
         self.features.tail = tail.learn(x, diagonal.detach(), share, self.seed)
         self.curvature = torch.cat([self.curvature, self.curvature.new_zeros(outputs)])
-
-    def _residuals(self, y: Tensor, outputs: Tensor) -> float:
-        """Squared errors of a regression over the shape of its noise, which they tell."""
-        self.noise_, self.noise_shape = None, outputs.new_ones(outputs.shape[1])
-        if self.likelihood != "regression":
-            return 0.0
-        # a perfect fit would leave no noise at all
-        floor = 1e-12 * y.square().mean(0) + torch.finfo(y.dtype).tiny
-        mean_squares = torch.maximum((y - outputs).square().mean(0), floor)
-        self.noise_ = float(mean_squares.mean())
-        self.noise_shape = mean_squares / mean_squares.mean()
-        return self.noise_ * outputs.numel()
 
     def _over_noise(self, outputs: Tensor, features: Tensor) -> Tensor:
         return features / self.noise_shape[:, None]
 
-    def _by_evidence(self, squares: float, rows: int) -> None:
+    def _by_evidence(self, rows: int) -> None:
         τ = self.temperature_ = self.temperature or 1.0
         self.softmax_temperature_ = self.softmax_temperature or 1.0
         weights = self.kernel.tangent.weights().values()
         norm = sum(float(value.double().square().sum()) for value in weights)
-        data = (squares / τ, rows / τ) if self.likelihood == "regression" else None
+        data = None if self.noise_ is None else (self.noise_ * rows / τ, rows / τ)
         fixed = self.prior_variance
         self.prior_variance_, self.noise_ = by_evidence(self.curvature / τ, norm, fixed, data)
 
@@ -251,8 +261,9 @@ class LinearizedLaplace:
 
         By `predictive_`, or another `method` of its kind; `draws` are those of "mc".
         """
+        x = check_points(x, integers=True)
         size = max(1, NUMBERS_AT_ONCE // (len(self._fitted().curvature) * self.kernel.outputs))
-        parts = [x[start : start + size] for start in range(0, max(1, len(x)), size)]
+        parts = x.split(size)
         return torch.cat([self.probabilities(self.outputs(p), method, draws) for p in parts])
 
     def probabilities(

@@ -53,6 +53,24 @@ def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
     return y.long()
 
 
+def check_logits(outputs: Tensor) -> None:
+    """Refuse a classifier that ends in a softmax; a few points may sum to one by chance."""
+    sums = (outputs.sum(1) - 1).abs() <= 1e-3  # of half precision, too
+    if len(outputs) >= 8 and outputs.shape[1] > 1 and bool((sums & (outputs >= 0).all(1)).all()):
+        raise ValueError(
+            "the model gives probabilities, which sum to one at each point, where the logits "
+            "before them are expected: leave its softmax out"
+        )
+
+
+def residual_noise(y: Tensor, outputs: Tensor) -> tuple[float, Tensor]:
+    """The noise σ² of a regression, the mean over its outputs, and the shape (c,) about it."""
+    # a perfect fit would leave no noise at all
+    floor = 1e-12 * y.square().mean(0) + torch.finfo(y.dtype).tiny
+    squares = torch.maximum((y - outputs).square().mean(0), floor)
+    return float(squares.mean()), squares / squares.mean()
+
+
 def curvature_product(logits: Tensor, features: Tensor) -> Tensor:
     """Λ Ψ̃ for the softmax, Λ = diag(p) − ppᵀ, or p(1 − p) for one logit: (n, c, k)."""
     if logits.shape[1] == 1:

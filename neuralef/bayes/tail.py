@@ -50,7 +50,9 @@ class LearntTail(nn.Module):
 
     def learn(self, x: Points, diagonal: Tensor, share: float, seed: int) -> LearntTail:
         """Teach it κ(x, x) at the training points, (n,) or (n, c), or estimates; `share` is ρ."""
-        seen, diagonal = self.activations.of_many(x), diagonal.double().reshape(len(x), -1)
+        some = self.activations.few_enough(x)
+        seen = self.activations.of_many(x[some])
+        diagonal = diagonal.double().reshape(len(x), -1)[some]
         # an output that no weight moves, as a masked class has it, has no logarithm
         floor = (LEAST * diagonal.mean(0)).clamp_min(torch.finfo(torch.float32).tiny)
         logarithm = torch.maximum(diagonal, floor).log()

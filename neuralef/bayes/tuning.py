@@ -110,6 +110,8 @@ def minimise(
     if edge:
         warn_user(
             f"the best {' and '.join(edge)} lies at the edge of what was looked at, "
-            f"{math.exp(LOWEST):.0e} to {math.exp(HIGHEST):.0e}: the data do not bound it"
+            f"{math.exp(LOWEST):.0e} to {math.exp(HIGHEST):.0e}: the data do not bound it, and "
+            "leave open whether it matters; more functions, more held-out points or a value of "
+            "your own settle it"
         )
     return np.exp(np.clip(found.x, *bounds)).tolist()

@@ -80,12 +80,15 @@ def make_model(factory: str, checkpoint: str, device: str) -> nn.Module:
     module_name, _, name = factory.partition(":")
     if not module_name or not name:
         raise ValueError(f"expected a model as package.module:function, got {factory!r}")
-    if os.getcwd() not in sys.path:  # a script beside the data is a module, too
+    if os.getcwd() not in sys.path:  # a script in the folder is a module, too
         sys.path.insert(0, os.getcwd())
     try:
         function = getattr(import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot find {factory}: {error}") from error
+        advice = "; leave .py out" if module_name.endswith(".py") else ""
+        raise ValueError(
+            f"cannot find {factory} among installed packages and in this folder: {error}{advice}"
+        ) from error
     made = isinstance(function, nn.Module) or not callable(function)
     model = function if made else function()
     if not isinstance(model, nn.Module):
@@ -135,9 +138,14 @@ def check_pair(path: str, model: nn.Module, x: Tensor, y: Tensor | None, likelih
         outputs = MAP(model).outputs(x[:8])
     except (RuntimeError, IndexError) as error:
         said = " ".join(str(error).split())
-        raise ValueError(f"the model does not take the points of {path}: {said}") from error
+        ids = "" if x.is_floating_point() else "; whole numbers are taken as token ids, save others"
+        ids += " as float32, scaled as in training" if ids else ""
+        raise ValueError(f"the model does not take the points of {path}: {said}{ids}") from error
     if y is not None:
-        check_targets(likelihood, y, outputs[:1].expand(len(y), -1))
+        try:
+            check_targets(likelihood, y, outputs[:1].expand(len(y), -1))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 def read_pairs(path: str, model: nn.Module, likelihood: str) -> Pair:

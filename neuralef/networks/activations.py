@@ -17,6 +17,7 @@ from neuralef.points import Points, move, points_at_once, twice
 from neuralef.progress import watched
 
 HELD = 2**28  # activations of all points, at most
+LOOKED_AT = 2**28  # activations that means, scales and tails are learnt from, at most
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -46,8 +47,10 @@ class Activations(nn.Module):
         if example is not None:
             with torch.no_grad():
                 out, seen = self._run(example)
+                _, alone = self._run(example[:1])  # else two rows of its own look like two points
             once = [name for name in self.names if [n for n, _ in seen].count(name) == 1]
             rows = {name for name, taken in seen if len(taken) == len(example)}
+            rows &= {name for name, taken in alone if len(taken) == 1}
             self.names = [name for name in once if name in rows]
             kept = [taken for name, taken in seen if name in self.names]
             self.size = sum(taken.shape[1] for taken in kept) + out[0].numel()
@@ -99,6 +102,13 @@ class Activations(nn.Module):
     def forward(self, x: Points) -> Tensor:
         """(n, a)."""
         return self.both(x)[1]
+
+    def few_enough(self, x: Points) -> Tensor | slice:
+        """An index of all points or, evenly, of as many as memory holds the activations of."""
+        most = max(1, LOOKED_AT // self.size)
+        if len(x) <= most:
+            return slice(None)
+        return torch.linspace(0, len(x) - 1, most, dtype=torch.float64).long().to(x.device)
 
     @torch.no_grad()
     def of_many(self, x: Points) -> Tensor:
@@ -166,7 +176,7 @@ class ActivationHead(nn.Module):
 
     def standardize(self, x: Points) -> None:
         """Take the shift and the scale of each activation from the points x."""
-        self.head.standardize(self.activations.of_many(x))
+        self.head.standardize(self.activations.of_many(x[self.activations.few_enough(x)]))
 
     def both(self, x: Points) -> tuple[Tensor, Tensor]:
         """The model's output and the functions, of one pass."""
@@ -182,13 +192,15 @@ def past_the_model(network: nn.Module, x: Points) -> tuple[nn.Module, Points]:
     """What of a head learns, and what it sees of the points x, for which the model runs but once.
 
     Other networks and their points come back as they are, and so does a head whose model learns
-    with it, or whose activations would fill the memory.
+    with it, whose activations would fill the memory, or which does more than heads do.
     """
-    if isinstance(network, Normalized):
+    if network._forward_hooks or network._forward_pre_hooks:
+        return network, x
+    if type(network) is Normalized:
         inner, seen = past_the_model(network.network, x)
         same = inner is network.network
         return (network, x) if same else (Normalized(inner, network.normalization), seen)
-    if not isinstance(network, ActivationHead):
+    if type(network) is not ActivationHead:
         return network, x
     front = network.activations
     if any(p.requires_grad for p in front.parameters()) or len(x) * front.size > HELD:
