@@ -119,13 +119,9 @@ def fit(
         held_out=held_out, array=array, dtype=dtype, seed=seed,
     )  # fmt: skip
     progress = False if show_json else None
-    try:
-        with opened_run(out, "fit", overwrite):
-            check_device(device)
-            result = study.run(settings, out, device=device, progress=progress)
-    except KeyboardInterrupt:
-        print("interrupted; repeat the command to go on from the last checkpoint", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with opened_run(out, "fit", overwrite, again="go on from the last checkpoint"):
+        check_device(device)
+        result = study.run(settings, out, device=device, progress=progress)
     finish(result, show_json, [*tables.fit(result), f"written to {out}"])
 
 
@@ -252,7 +248,7 @@ def reproduce(
     from neuralef import tables
 
     sources = {name: name_of(given[name]) for name in STUDIES[study]}
-    with opened_run(folder, study, overwrite):
+    with opened_run(folder, study, overwrite, again="go on where it can"):
         check_device(device)
         result = module.run(folder, preset, device, seed, report=report_lines(show_json), **sources)
     finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])

@@ -40,10 +40,13 @@ def leave_earlier(folder: Path, experiment: str, overwrite: bool) -> None:
 
 
 @contextmanager
-def opened_run(folder: Path, experiment: str, overwrite: bool) -> Iterator[None]:
+def opened_run(
+    folder: Path, experiment: str, overwrite: bool, again: str = "start again"
+) -> Iterator[None]:
     """Refuse a folder that holds a result or cannot be written, before any work.
 
-    New ones in which nothing was written, because the work was refused, are gone afterwards.
+    New ones in which nothing was written, because the work was refused, are gone afterwards. Who
+    interrupts it is told what repeating the command does.
     """
     from neuralef.files import check_writable
 
@@ -52,6 +55,9 @@ def opened_run(folder: Path, experiment: str, overwrite: bool) -> Iterator[None]
     try:
         check_writable(folder)
         yield
+    except KeyboardInterrupt:
+        print(f"interrupted; repeat the command to {again}", file=sys.stderr)
+        raise typer.Exit(130) from None
     finally:
         with suppress(OSError):  # the first that holds something stays, and all above it
             for path in new:

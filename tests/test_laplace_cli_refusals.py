@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from users import COMMON, MODULE, rows
 
+from neuralef.bayes import LinearizedLaplace
+
 # What users get wrong
 
 
@@ -82,7 +84,7 @@ def refused(user, code, out, errors, says):
         (f"{MODULE}:", "package.module:function"),
         ("no_such_module:mlp", "No module named 'no_such_module'"),
         (f"{MODULE}.inner:mlp", f"'{MODULE}' is not a package"),
-        (f"{MODULE}.py:mlp", f"{MODULE}.py"),
+        (f"{MODULE}.py:mlp", "leave .py out"),
         (f".{MODULE}:mlp", f".{MODULE}"),
         (f"{MODULE}:missing", "no attribute 'missing'"),
         (f"{MODULE}:Net.forward", "Net.forward"),
@@ -150,14 +152,14 @@ WRONG = {
     "no_y.npz": "no_y.npz",
     "no_x.npz": "no_x.npz",
     "short.npz": "short.npz holds 30 points but 20 targets",
-    "beyond.npz": "0 to 2",
-    "negative.npz": "0 to 2",
+    "beyond.npz": "beyond.npz: labels must be whole numbers from 0 to 2",
+    "negative.npz": "negative.npz: labels must be whole numbers from 0 to 2",
     "fractions.npz": "whole numbers",
     "one_hot.npz": "labels",
     "nan.npz": "NaN",
     "nan_y.npz": "labels",
     "wide.npz": "shape",
-    "whole.npz": "dtype",
+    "whole.npz": "whole numbers are taken as token ids",
     "nobody.npz": "empty",
     "number.npz": "number.npz",
     "words.npz": "words.npz holds <U1, expected numbers",
@@ -242,6 +244,17 @@ def test_a_folder_that_cannot_be_written_is_refused(user):
     words = ("--model", f"{MODULE}:mlp", "--train", "train.npz", "--test", "test.npz")
     code = user.command("laplace", "weights.pt", *words, *COMMON, "-o", "file/run")
     refused(user, *code, "cannot write into")
+
+
+def test_who_interrupts_it_is_told_what_that_means(user, monkeypatch):
+    def interrupted(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LinearizedLaplace, "fit", interrupted)
+    code, out, errors = user.call()
+    assert (code, out) == (130, "")
+    assert errors == "interrupted; repeat the command to start again\n"
+    assert not (user.folder / "run").exists()
 
 
 def test_an_empty_folder_of_the_user_stays_where_it_was(user):
