@@ -236,9 +236,10 @@ def _network(
     needed = PASSED.get(kind, "network")
     part = given[needed]
     if part is None:
+        model = "" if given["model"] is None else "model, "  # a posterior has its own
         raise ValueError(
             f"{path} cannot be read without the {needed} it was made with: pass one made in the "
-            f"same way to load, as {needed}=…"
+            f"same way, load(path, {model}{needed}=…)"
         )
     if kind == "KernelFeatures":
         return KernelFeatures(part, torch.ones_like(tensors["network.landmarks"]))

@@ -131,6 +131,8 @@ def test_what_a_head_of_ones_own_does_counts(tmp_path):
     truth = posterior.features.scaled(posterior.spectrum(NEW))
     torch.testing.assert_close(posterior.features(NEW)[1], truth)
     posterior.save(tmp_path / "p.safetensors")
+    with pytest.raises(ValueError, match=r"load\(path, model, network=…\)"):
+        LinearizedLaplace.load(tmp_path / "p.safetensors", mlp())
     loaded = LinearizedLaplace.load(tmp_path / "p.safetensors", mlp(), make())
     torch.testing.assert_close(loaded.predict_proba(NEW), posterior.predict_proba(NEW))
 
