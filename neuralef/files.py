@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from neuralef.certificate import Certificate
 from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.networks.activations import ActivationHead
-from neuralef.networks.extension import FeatureMap, KernelFeatures
+from neuralef.networks.extension import FeatureMap, KernelFeatures, TangentFunctions
 from neuralef.networks.normalization import L2BatchNorm, Normalized
-from neuralef.networks.tangent import TangentFunctions
 from neuralef.points import PointDict, Points
 from neuralef.rebuild import describe, rebuild
 from neuralef.spectrum import Spectrum

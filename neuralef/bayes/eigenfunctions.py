@@ -12,8 +12,7 @@ from neuralef.gram import FeatureGram, Gram
 from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
 from neuralef.networks.activations import ActivationHead
-from neuralef.networks.extension import FeatureMap
-from neuralef.networks.tangent import TangentFunctions
+from neuralef.networks.extension import FeatureMap, TangentFunctions
 from neuralef.points import Points
 from neuralef.solvers import Distill, NeuralEF
 from neuralef.solvers.trained import TrainedSolver

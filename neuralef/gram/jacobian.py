@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_points
 from neuralef.gram.root import RootGram
-from neuralef.networks.tangent import Tangent, TangentFunctions
+from neuralef.networks.extension import TangentFunctions
+from neuralef.networks.tangent import Tangent
 from neuralef.points import Points
 
 
