@@ -54,8 +54,13 @@ class RootGram(Gram):
 
     def expand(self, weights: Tensor) -> Tensor:
         """Φw, (g, r, k), from weights (g, f, k)."""
-        parts = [chunk @ weights.to(chunk.dtype) for chunk in self.chunks(weights.dtype)]
-        return torch.cat(parts, dim=1).to(weights.dtype)
+        found = weights.new_empty(self.groups, self.rows, weights.shape[-1])
+        start = 0
+        for chunk in self.chunks(weights.dtype):  # into place: it may be large
+            stop = start + chunk.shape[1]
+            found[:, start:stop] = chunk @ weights.to(chunk.dtype)
+            start = stop
+        return found
 
     def normal(self, weights: Tensor) -> Tensor:
         """ΦᵀΦw, (g, f, k), in one pass."""
