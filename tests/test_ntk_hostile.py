@@ -113,6 +113,15 @@ def test_few_functions_of_models_that_have_no_forward_mode(make):
         NTK(model, samples=4, method="jvp").features(x)
 
 
+def test_rounding_at_a_kink_does_not_cost_the_forward_mode(monkeypatch):
+    """In float32 the two derivatives may lie on either side of a ReLU's kink: float64 decides."""
+    duality = Tangent._duality
+    rounded = lambda self, x: self.dtype == torch.float64 and duality(self, x)  # noqa: E731
+    monkeypatch.setattr(Tangent, "_duality", rounded)
+    assert Tangent(mlp(dtype=torch.float32)).has_forward_mode(points(4, 3).float())
+    assert not Tangent(Elsewhere().eval()).has_forward_mode(points(4, 3).float())
+
+
 def test_a_kernel_keeps_the_model_as_it_was():
     model, x = mlp(), points(20, 3)
     kernel = NTK(model)

@@ -171,8 +171,7 @@ class Tangent(nn.Module):
         return bool((found - true).abs().max() <= slack * true.abs().max())
 
     def _agrees_in_double(self, name: str, x: Points) -> bool:
-        twin, x = copy.deepcopy(self), in_double(x)
-        twin.model.double()
+        twin, x = self._twin(), in_double(x)
         found, true = twin._by(name, x), twin.loop_jacobian(x)
         return found is not None and bool((found - true).abs().max() <= SAME * true.abs().max())
 
@@ -231,14 +230,27 @@ class Tangent(nn.Module):
         a model that has its weights from elsewhere as well does not notice.
         """
         if self._forward is None:
+            # on some devices other weights of recurrent layers are not seen
             recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
-            try:  # on some devices other weights of recurrent layers are not seen
-                self._forward = not recurrent and self._duality(x[:2])
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:
-                self._forward = False
+            self._forward = not recurrent and self._dual(x[:2])
         return self._forward
+
+    def _dual(self, x: Points) -> bool:
+        """`_duality` or, where rounding at a kink may be what differs, that of float64."""
+        try:
+            same = self._duality(x)
+            if not same and self.dtype != torch.float64:
+                same = self._twin()._duality(in_double(x))
+            return same
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a model has against other weights, or against float64
+            return False
+
+    def _twin(self) -> Tangent:
+        twin = copy.deepcopy(self)
+        twin.model.double()
+        return twin
 
     @full_precision()
     @torch.inference_mode(False)

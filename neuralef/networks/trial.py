@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from neuralef.networks.precision import differentiable
-from neuralef.points import Points
+from neuralef.points import Points, outside_inference
 
 # Points on which a model is tried before any work.
 TRIAL = 8
@@ -103,10 +103,12 @@ def layer_activations(model: nn.Module, x: Points) -> int:
     return sum(size for module, size in found if module._parameters)
 
 
+@torch.inference_mode(False)
 def saved_for_backward(model: nn.Module, x: Points, names: list[str]) -> int:
-    """The numbers that a reverse pass through the model keeps of the points x, weights left out.
+    """The numbers that a reverse pass through a frozen model keeps of the points x.
 
-    Layers without weights count, too: the scores of attention are most of a long sequence's.
+    The weights of these names do not count. Layers without weights do: of a long sequence the
+    scores of attention are most.
     """
     sizes: dict[tuple[int, int], int] = {}
     weights = {model.get_parameter(name).data_ptr() for name in names}
@@ -123,9 +125,10 @@ def saved_for_backward(model: nn.Module, x: Points, names: list[str]) -> int:
             model.get_parameter(name).requires_grad_()
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with torch.enable_grad(), differentiable(), hooks:
-            model(x)
+            model(outside_inference(x))
     finally:
-        model.requires_grad_(False)
+        for name in names:
+            model.get_parameter(name).requires_grad_(False)
     return sum(sizes.values())
 
 
