@@ -60,9 +60,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         temporary.touch()
-        mode = (
-            temporary.stat().st_mode
-        )  # as every new file has it; safetensors lets nobody else read
+        mode = temporary.stat().st_mode  # safetensors lets nobody else read its files
         write(temporary)
         temporary.chmod(mode)
         os.replace(temporary, path)

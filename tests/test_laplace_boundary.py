@@ -74,6 +74,24 @@ def test_held_out_points_of_another_shape_are_refused_before_the_long_work(monke
         posterior.fit([(X, Y)], tune=[(points(5, 3), labels(5))])
 
 
+@pytest.mark.parametrize(
+    ("loader", "tune"),
+    [
+        ([], None),
+        ([(X, Y + 1)], None),
+        ([(X, Y)], [(points(5, 3), labels(5))]),
+        ([(X, Y)], [(points(5), labels(5) + 1)]),
+    ],
+)
+def test_a_fit_that_is_refused_leaves_the_one_before_as_it_was(loader, tune, tmp_path):
+    posterior = fixed(mlp(), 5, tail=True).fit([(X, Y)])
+    before = posterior.predict_proba(NEW)
+    with pytest.raises(ValueError, match="yields no batches|labels|shape"):
+        posterior.fit(loader, tune)
+    assert torch.equal(posterior.predict_proba(NEW), before)
+    posterior.save(tmp_path / "p.safetensors")
+
+
 def test_inference_mode():
     posterior = fixed(mlp(), 30, tail=True).fit([(X, Y)])
     truth = posterior.predict_proba(NEW)

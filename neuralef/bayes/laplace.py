@@ -134,23 +134,25 @@ class LinearizedLaplace:
         if tune is None:
             check_evidence(self)
         check_model(self.model)
-        self.tangent_model = fold_batch_norm(self.model)
-        self.kernel = NTK(self.tangent_model)
-        device = self.kernel.tangent.device
+        tangent_model = fold_batch_norm(self.model)
+        kernel = NTK(tangent_model)
+        device = kernel.tangent.device
         held_out = None if tune is None else collect(tune, device, "tune")
         x, y = collect(loader, device)
-        self.kernel.prepare(x)
+        kernel.prepare(x)
         logits = outputs_of(self.model, x)
         y = check_targets(self.likelihood, y, logits)
         if self.likelihood == "classification":
             check_logits(logits)
-        self.predictive_ = self.predictive or predictive_for(logits.shape[1])
         if held_out is not None:  # before the long work, not after it
             check_alike(held_out[0], x, ("tune", "the training points"))
             few = held_out[0][:1]
             check_targets(self.likelihood, held_out[1], outputs_of(self.model, few))
         if self.tail == "learnt":
             check_seen(self.model, x[:2])
+        # what is refused above leaves an earlier fit as it was
+        self.tangent_model, self.kernel = tangent_model, kernel
+        self.predictive_ = self.predictive or predictive_for(logits.shape[1])
         with torch.enable_grad(), silence(self._quiet):
             self.spectrum, diagonal = eigenfunctions(self, x)
         self.features = Features(self.model, self.spectrum)

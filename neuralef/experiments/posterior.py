@@ -138,9 +138,10 @@ def check_pair(path: str, model: nn.Module, x: Tensor, y: Tensor | None, likelih
         outputs = MAP(model).outputs(x[:8])
     except (RuntimeError, IndexError) as error:
         said = " ".join(str(error).split())
-        ids = "" if x.is_floating_point() else "; whole numbers are taken as token ids, save others"
-        ids += " as float32, scaled as in training" if ids else ""
-        raise ValueError(f"the model does not take the points of {path}: {said}{ids}") from error
+        if not x.is_floating_point():
+            said += "; whole numbers are taken as token ids: save others as float32, scaled as in "
+            said += "training"
+        raise ValueError(f"the model does not take the points of {path}: {said}") from error
     if y is not None:
         try:
             check_targets(likelihood, y, outputs[:1].expand(len(y), -1))
