@@ -86,7 +86,7 @@ def test_held_out_points_of_another_shape_are_refused_before_the_long_work(monke
 def test_a_fit_that_is_refused_leaves_the_one_before_as_it_was(loader, tune, tmp_path):
     posterior = fixed(mlp(), 5, tail=True).fit([(X, Y)])
     before = posterior.predict_proba(NEW)
-    with pytest.raises(ValueError, match="yields no batches|labels|shape"):
+    with pytest.raises(ValueError, match=r"yields no batches|labels|shape"):
         posterior.fit(loader, tune)
     assert torch.equal(posterior.predict_proba(NEW), before)
     posterior.save(tmp_path / "p.safetensors")
