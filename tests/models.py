@@ -8,6 +8,7 @@ from truth import points
 import neuralef as nef
 from neuralef.networks import tangent
 from neuralef.networks.folding import fold_batch_norm
+from neuralef.solvers import subspace
 
 OUTPUTS = 2
 LENGTH, WORDS = 5, 11  # of token sequences
@@ -141,3 +142,9 @@ def held_at_once(monkeypatch, numbers):
     for chunk in (tangent.JACOBIAN_CHUNK, tangent.LAYERWISE_CHUNK):
         monkeypatch.setitem(chunk, "cpu", numbers)
     monkeypatch.setattr(tangent, "MOST", numbers)
+
+
+def whole_up_to(monkeypatch, side):
+    """`Subspace` iterates on every problem with larger sides than that."""
+    monkeypatch.setattr(subspace, "DENSE_SIDE", side)
+    monkeypatch.setattr(subspace, "DENSE_SHARE", 0)

@@ -1,14 +1,13 @@
 import pytest
 import torch
 from cases import each
-from models import MODELS, OUTPUTS, dense_jacobian, held_at_once, mlp, shaken, some
+from models import MODELS, OUTPUTS, dense_jacobian, held_at_once, mlp, shaken, some, whole_up_to
 from torch import nn
 from truth import assert_pairs, dense_pairs, points
 
 import neuralef as nef
 from neuralef.gram import JacobianGram, RootGram
 from neuralef.networks.tangent import Tangent
-from neuralef.solvers import subspace
 
 K = 4
 # points, dense side: p = 38 parameters and 2n rows on either side of each other
@@ -37,7 +36,7 @@ def record(monkeypatch, owner, name, note):
 @pytest.mark.parametrize(("n", "side"), SIDES, ids=IDS)
 @pytest.mark.parametrize("outputs", [1, OUTPUTS])
 def test_subspace_finds_the_dense_pairs_on_both_sides(monkeypatch, outputs, n, side):
-    monkeypatch.setattr(subspace, "DENSE_SIDE", side)
+    whole_up_to(monkeypatch, side)
     model, x = mlp(outputs), points(n, 3)
     jacobian = dense_jacobian(model, x)
     gram, spectrum = solved(model, x)
@@ -53,7 +52,7 @@ def test_subspace_finds_the_dense_pairs_on_both_sides(monkeypatch, outputs, n, s
 @pytest.mark.parametrize("side", [2048, 8])
 @each(MODELS)
 def test_any_model_has_its_pairs_and_carries_them_by_nystroms_formula(case, monkeypatch, side):
-    monkeypatch.setattr(subspace, "DENSE_SIDE", side)
+    whole_up_to(monkeypatch, side)
     n = 12
     model, x, new = case.make(), case.twin(n), case.twin(3, seed=5)
     jacobian = dense_jacobian(model, x)
@@ -84,7 +83,7 @@ def test_few_and_many_functions_are_evaluated_alike(k):
 
 @pytest.mark.parametrize("size", [1, 500, 2**24])
 def test_the_jacobian_is_passed_once_a_turn_and_once_more(monkeypatch, size):
-    monkeypatch.setattr(subspace, "DENSE_SIDE", 8)
+    whole_up_to(monkeypatch, 8)
     held_at_once(monkeypatch, size)
     model, x = mlp(), points(40, 3)
     gram = JacobianGram(model, x)
@@ -96,6 +95,36 @@ def test_the_jacobian_is_passed_once_a_turn_and_once_more(monkeypatch, size):
     assert spectrum.k == K
 
 
+@pytest.mark.parametrize(("k", "whole"), [(3, False), (11, True)])
+def test_few_features_beside_many_functions_are_decomposed_whole(monkeypatch, k, whole):
+    monkeypatch.setattr("neuralef.solvers.subspace.DENSE_SIDE", 8)
+    model, x = mlp(), points(40, 3)
+    turns = record(monkeypatch, RootGram, "normal", len)
+    gram = JacobianGram(model, x)
+    spectrum = nef.Subspace(k, oversample=1).solve(gram)
+    assert (not turns) == whole == (gram.features <= 4 * (k + 1))
+    jacobian = dense_jacobian(model, x)
+    assert_pairs(gram, jacobian @ jacobian.T, spectrum.eigenvalues, spectrum(x))
+
+
+def test_residuals_tell_how_far_unfinished_functions_are_off(monkeypatch):
+    whole_up_to(monkeypatch, 8)
+    gram = JacobianGram(mlp(), points(40, 3))
+    with pytest.warns(UserWarning, match="raise iterations"):
+        spectrum = nef.Subspace(K, iterations=2, oversample=0).solve(gram)
+    psi = spectrum(gram.x).reshape(-1, K).detach()
+    gap = gram.to_dense() @ psi / 40 - psi * spectrum.eigenvalues
+    truth = gap.norm(dim=0) / psi.norm(dim=0) / spectrum.eigenvalues
+    assert float(truth.min()) > 1e-6
+    torch.testing.assert_close(spectrum.residuals, truth, rtol=1e-6, atol=0)
+
+
+def test_more_rows_than_memory_are_never_held(monkeypatch):
+    gram = JacobianGram(mlp(), points(40, 3))
+    monkeypatch.setattr(RootGram, "expand", lambda *given: pytest.fail("Φw was made"))
+    assert float(nef.Subspace(K).solve(gram).residuals.max()) < 1e-6
+
+
 def test_a_small_side_takes_two_passes(monkeypatch):
     points_seen = record(monkeypatch, Tangent, "jacobian", len)
     solved(mlp(), points(40, 3))
@@ -105,7 +134,7 @@ def test_a_small_side_takes_two_passes(monkeypatch):
 @pytest.mark.parametrize("side", [2048, 8])
 @pytest.mark.parametrize("n", [40, 10])
 def test_no_more_of_the_jacobian_is_held_than_allowed(monkeypatch, n, side):
-    monkeypatch.setattr(subspace, "DENSE_SIDE", side)
+    whole_up_to(monkeypatch, side)
     model, x = mlp(), points(n, 3)
     truth = solved(model, x)[1]
     point = dense_jacobian(model, x[:1]).numel()
@@ -179,7 +208,7 @@ def test_the_trace_is_a_by_product_and_not_that_of_another_part(monkeypatch):
 @pytest.mark.parametrize("side", [2048, 2])
 @pytest.mark.parametrize("n", [30, 5])
 def test_a_linear_model_has_as_many_pairs_as_parameters(monkeypatch, n, side):
-    monkeypatch.setattr(subspace, "DENSE_SIDE", side)
+    whole_up_to(monkeypatch, side)
     model, x = shaken(nn.Linear(3, 1)), points(n, 3)
     ones = torch.cat([x, torch.ones(n, 1, dtype=x.dtype)], dim=1)
     with pytest.warns(UserWarning, match="found 4 eigenpairs of the 5 asked for"):
@@ -208,7 +237,7 @@ class Root(nn.Module):
 @pytest.mark.parametrize("side", [2048, 2])
 @pytest.mark.parametrize("n", [4, 60])
 def test_a_jacobian_that_is_not_finite_is_refused(monkeypatch, n, side):
-    monkeypatch.setattr(subspace, "DENSE_SIDE", side)
+    whole_up_to(monkeypatch, side)
     x = points(n, 3)
     x[-1] = 0
     model = shaken(nn.Sequential(nn.Linear(3, 5, bias=False), Root(), nn.Linear(5, 1)))

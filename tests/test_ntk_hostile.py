@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import dense_jacobian
+from models import dense_jacobian, whole_up_to
 from torch import nn
 from truth import points
 
@@ -151,7 +151,7 @@ def test_a_model_that_mixes_points_a_little_is_refused(amount):
 
 
 def test_subspace_iteration_stops_at_the_rounding_of_a_float32_model(monkeypatch):
-    monkeypatch.setattr("neuralef.solvers.subspace.DENSE_SIDE", 10)
+    whole_up_to(monkeypatch, 10)
     gram, passes = NTK(mlp(3, torch.float32, 12)).gram(points(200, 3).float()), []
     normal = type(gram).normal
     monkeypatch.setattr(type(gram), "normal", lambda g, w: passes.append(1) or normal(g, w))

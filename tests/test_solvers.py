@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from cases import EXACT, GRAMS, KERNELS, POINTS, SOLVERS, K, each, features
+from models import whole_up_to
 from truth import assert_pairs, cosines, points, quadrature
 
 import neuralef as nef
 import neuralef.solvers.nystrom
-import neuralef.solvers.subspace
 from neuralef import DenseGram, FeatureGram
 from neuralef.kernels import RBF, Independent, Linear, Polynomial
 
@@ -42,7 +42,7 @@ def test_exact_solvers_give_the_dense_eigenpairs_of_every_kernel(case, kernel_ca
 
 @each(GRAMS, "gram_case")
 def test_subspace_iteration_gives_the_dense_eigenpairs_on_every_gram(gram_case, monkeypatch):
-    monkeypatch.setattr(neuralef.solvers.subspace, "DENSE_SIDE", 1)
+    whole_up_to(monkeypatch, 1)
     x = points(POINTS)
     gram = gram_case.make(x)
     spectrum = nef.Subspace(K, oversample=4).solve(gram)
@@ -50,7 +50,7 @@ def test_subspace_iteration_gives_the_dense_eigenpairs_on_every_gram(gram_case, 
 
 
 def test_subspace_iteration_that_does_not_converge_says_so(monkeypatch):
-    monkeypatch.setattr(neuralef.solvers.subspace, "DENSE_SIDE", 1)
+    whole_up_to(monkeypatch, 1)
     with pytest.warns(UserWarning, match="raise iterations or tolerance"):
         nef.Subspace(8, iterations=1, oversample=0).solve(RBF(0.1).gram(points(200)))
 

@@ -25,14 +25,14 @@ RESIDUAL_POINTS = 4096
 class Pairs(NamedTuple):
     """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n.
 
-    A solver that worked on the features' side also knows the weights (g, f, k) with ψ(x) = φ(x) ·
-    weights, and Kψ/n (g, r, k), which save a pass over the data each.
+    A solver that worked on the features' side has the weights (g, f, k) with ψ(x) = φ(x) · weights
+    and the residuals (g, k) instead: rows may be many more than features, and are not needed.
     """
 
     eigenvalues: Tensor
-    rows: Tensor
+    rows: Tensor | None
     weights: Tensor | None = None
-    images: Tensor | None = None
+    residuals: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,22 @@ class ExactSolver(Solver):
         part = self.points(gram, generator)
         check_problem(part, self.k, validation)
         with torch.no_grad():
-            eigenvalues, rows, weights, images = self.pairs(part, generator)
-            if weights is not None and isinstance(part, RootGram) and part.extends:
+            eigenvalues, rows, weights, residuals = self.pairs(part, generator)
+            if rows is None:
+                assert weights is not None and isinstance(part, RootGram)
                 network, rotation = part.extension(weights)
             else:
                 safe = eigenvalues.clamp_min(torch.finfo(eigenvalues.dtype).tiny)
                 network, rotation = part.extend(rows, safe)
         if part is not gram:  # what was solved is an approximation: judge it by the real thing
             gram = refinement_points(gram, RESIDUAL_POINTS, generator)
-            rows, images = expand(gram, network, rotation), None
-        if images is None:
+            rows, residuals = expand(gram, network, rotation), None
+        if residuals is None:
+            assert rows is not None
             with torch.no_grad():
                 images = gram.product(rows) / len(gram)
-        identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
-        residuals = residual_norms(rows, images, eigenvalues, identity)
+            identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
+            residuals = residual_norms(rows, images, eigenvalues, identity)
         return make_spectrum(
             self, gram, network, rotation, eigenvalues, residuals, validation=validation
         )

@@ -19,8 +19,9 @@ from neuralef.linalg import VANISHING, check_definite, descending_eigh
 from neuralef.solvers.base import warn_user
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 
-# A side of the problem of at most this size is decomposed whole.
-DENSE_SIDE = 2048
+# A side of the problem of at most this size is decomposed whole, and so are at most this many times
+# as many features as the block has columns: ΦᵀΦ then costs no more than two turns.
+DENSE_SIDE, DENSE_SHARE = 2048, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class Subspace(ExactSolver):
     def _through_features(self, gram: RootGram, generator: torch.Generator) -> Pairs:
         """ΦᵀΦ/(s n) = V μ Vᵀ gives ψ = ΦV/√(s μ)."""
         n, f, scale = len(gram), gram.features, gram.scale
-        if f <= DENSE_SIDE:
+        if f <= max(DENSE_SIDE, DENSE_SHARE * (self.k + self.oversample)):
             chunks = (chunk.double() for chunk in gram.chunks(torch.float64))
             covariance = torch.as_tensor(sum(chunk.mT @ chunk for chunk in chunks))
             if not bool(covariance.isfinite().all()):
@@ -80,10 +81,16 @@ class Subspace(ExactSolver):
         values, vectors, images = values[:, :k].clamp_min(0), vectors[..., :k], images[..., :k]
         # s μ = values/n; what ΦᵀΦ has not got stays zero
         inverse = torch.where(values > VANISHING * values[:, :1], (values / n).rsqrt(), 0.0)
-        weights = vectors * inverse[:, None]
-        # one pass gives ψ = Φw and Kψ/n = Φ(ΦᵀΦw)/(s n)
-        both = gram.expand(torch.cat([weights, images * (inverse[:, None] / (scale * n))], dim=2))
-        return Pairs(values / (scale * n), both[..., :k], weights, both[..., k:])
+        weights, eigenvalues = vectors * inverse[:, None], values / (scale * n)
+        # Kψ/n − μψ = Φ(ΦᵀΦw/(s n) − μw), whose norm is summed up in one pass
+        gap = images * (inverse[:, None] / (scale * n)) - weights * eigenvalues[:, None]
+        squares = torch.zeros_like(values)
+        for chunk in gram.chunks(gap.dtype):
+            squares += (chunk @ gap.to(chunk.dtype)).square().sum(1, dtype=values.dtype)
+        tiny = torch.finfo(values.dtype).tiny
+        residuals = (squares / n).sqrt() / eigenvalues.clamp_min(tiny)
+        rows = None if gram.extends else gram.expand(weights)
+        return Pairs(eigenvalues, rows, weights, residuals)
 
     def _start(self, gram: RootGram, generator: torch.Generator) -> Tensor | None:
         """The top subspace of some of the points, after as many turns as one pass would pay for."""
