@@ -120,15 +120,19 @@ def test_without_foreign_points_nothing_is_said_of_them(user):
     assert "outside" not in measured(user)["posterior"]["picture"]
 
 
+@pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize(("name", "outputs"), [("binary", 1), ("flat", 1), ("pair", 2)])
-def test_a_regression_reports_how_often_its_intervals_hold(user, name, outputs):
+def test_a_regression_reports_how_often_its_intervals_hold(user, name, outputs, tuned):
     user.save(name)
     files = {}
     for part in ("train", "test"):
         x, y = read(f"{part}_values.npz")
         files[part] = f"{part}_r.npz"
         np.savez(files[part], x=x, y=y.expand(-1, outputs) if outputs > 1 else y[:, 0])
-    code, out, _ = user.call(name, "--likelihood", "regression", **files)
+    x, y = read("train_r.npz")
+    np.savez("tune_r.npz", x=x[:30], y=y[:30] + 0.5)
+    held_out = ("--tune", "tune_r.npz") if tuned else ()
+    code, out, _ = user.call(name, "--likelihood", "regression", *held_out, **files)
     assert code == 0
     assert "intervals that should hold 50 / 95 %" in out
     files = ["posterior.safetensors", "reliability.png", "result.json"]
@@ -140,7 +144,12 @@ def test_a_regression_reports_how_often_its_intervals_hold(user, name, outputs):
     spread = (gaussian.variance + posterior.noise_ * posterior.noise_shape).sqrt()
     found = measured(user)
     assert found["noise"] == posterior.noise_ > 0
-    assert "model" not in found
+    x_seen, y_seen = read("tune_r.npz" if tuned else "train_r.npz")
+    left = y_seen.reshape(-1, outputs).double() - posterior.predict(x_seen).mean
+    noise = left.square().mean(0)
+    plain = torch.distributions.Normal(gaussian.mean, noise.sqrt())
+    assert found["model"]["nll"] == pytest.approx(-float(plain.log_prob(y).sum(1).mean()))
+    assert found["model"]["rmse"] == pytest.approx(found["posterior"]["rmse"])
     found = found["posterior"]
     assert found["rmse"] == pytest.approx(float((y - gaussian.mean).square().mean().sqrt()))
     assert found["mean_spread"] == pytest.approx(float(spread.mean()))

@@ -180,10 +180,16 @@ def test_no_points_at_all_are_drawn_as_none():
 
 def test_coverage_is_drawn_beside_what_it_should_be():
     levels, held = [0.05, 0.5, 0.95], [0.1, 0.4, 1.0]
-    figure = plots.coverage({"levels": levels, "coverage": held, "nll": 1.0})
-    diagonal, found = figure.axes[0].get_lines()
+    other = [0.2, 0.7, 1.0]
+    ways = {"model": other, "posterior": held}
+    figure = plots.coverage(
+        {name: {"levels": levels, "coverage": v, "nll": 1.0} for name, v in ways.items()}
+    )
+    diagonal, *found = figure.axes[0].get_lines()
     np.testing.assert_array_equal(diagonal.get_xydata(), [[0, 0], [1, 1]])
-    np.testing.assert_array_equal(found.get_xydata(), np.stack([levels, held], 1))
+    for line, (name, values) in zip(found, ways.items(), strict=True):
+        np.testing.assert_array_equal(line.get_xydata(), np.stack([levels, values], 1))
+        assert line.get_label() == name
     assert rendered(figure)
 
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from neuralef import metrics
+from neuralef.bayes.likelihood import Gaussian, gaussian_nll
 
 BINS = 40  # of the histograms of entropy
+LEVELS = tuple(i / 20 for i in range(1, 20))  # of intervals whose coverage is counted
 
 
 class Tunable(Protocol):
@@ -38,6 +40,22 @@ def scores(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[str
         entropies = metrics.entropy(p), metrics.entropy(outside)
         found |= {"auroc": metrics.auroc(*entropies), "aupr": metrics.aupr(*entropies)}
     return found
+
+
+def interval_scores(found: Gaussian, y: Tensor, noise: Tensor) -> dict[str, Any]:
+    """How far off a regression is, and how often its intervals hold what they should."""
+    y = y.double().reshape(found.mean.shape)
+    spread = (found.variance + noise).sqrt()
+    score = (y - found.mean).abs() / spread
+    normal = torch.distributions.Normal(0.0, 1.0)
+    widths = [float(normal.icdf(torch.tensor(0.5 + level / 2))) for level in LEVELS]
+    return {
+        "nll": gaussian_nll(found, y, noise),
+        "rmse": float((y - found.mean).square().mean().sqrt()),
+        "mean_spread": float(spread.mean()),
+        "levels": list(LEVELS),
+        "coverage": [float((score <= width).double().mean()) for width in widths],
+    }
 
 
 def over_folds(

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from neuralef.bayes import LinearizedLaplace
 from neuralef.bayes.baselines import MAP
 from neuralef.bayes.laplace import SAMPLES
-from neuralef.bayes.likelihood import LIKELIHOODS, check_targets, gaussian_nll
+from neuralef.bayes.likelihood import LIKELIHOODS, check_targets, residual_noise
 from neuralef.checks import check_choice, check_points
 from neuralef.data.tables import read_table
-from neuralef.experiments.calibration import picture, scores
+from neuralef.experiments.calibration import interval_scores, picture, scores
 from neuralef.experiments.device import timed
 from neuralef.experiments.record import write_figure, write_result
 from neuralef.solvers import Distill, NeuralEF, Solver, Subspace
@@ -38,7 +38,6 @@ UNREADABLE = (
     RuntimeError, UnpicklingError, EOFError, AttributeError, ValueError, LookupError, struct.error,
     SafetensorError,
 )  # fmt: skip
-LEVELS = tuple(i / 20 for i in range(1, 20))  # of intervals whose coverage is counted
 TAILS: dict[str, bool | str] = {"none": False, "exact": True, "learnt": "learnt"}
 Pair = tuple[Tensor, Tensor]
 
@@ -161,6 +160,19 @@ def read_pairs(path: str, model: nn.Module, likelihood: str) -> Pair:
     )
 
 
+def read_data(request: Request, model: nn.Module) -> tuple[dict[str, Pair], Tensor | None]:
+    """All pairs by their names, and the foreign points: what the model cannot take is refused."""
+    files = {"train": request.train, "test": request.test, "tune": request.tune}
+    given = {name: path for name, path in files.items() if path is not None}
+    pairs = {name: read_pairs(path, model, request.likelihood) for name, path in given.items()}
+    outside = None if request.outside is None else read_points(request.outside, model)
+    for name, (x, y) in pairs.items():
+        check_pair(given[name], model, x, y, request.likelihood)
+    if outside is not None:
+        check_pair(str(request.outside), model, outside, None, request.likelihood)
+    return pairs, outside
+
+
 def classification_report(
     posterior: LinearizedLaplace, model: nn.Module, test: Pair, outside: Tensor | None
 ) -> dict[str, Any]:
@@ -175,26 +187,24 @@ def classification_report(
     return found
 
 
-def regression_report(posterior: LinearizedLaplace, test: Pair) -> dict[str, Any]:
-    """How wide the errors are, and how often intervals hold what they should."""
+def regression_report(
+    posterior: LinearizedLaplace, model: nn.Module, seen: Pair, test: Pair
+) -> dict[str, Any]:
+    """How good the intervals of the posterior are, beside those of the model with a noise alone.
+
+    That noise is what the model leaves of the points it was tuned on, else of the training points.
+    """
     x, y = test
-    found, seconds = timed(posterior.predict, x)
-    y = y.double().reshape(found.mean.shape)
-    noise = (posterior.noise_ or 0.0) * posterior.noise_shape
-    spread = (found.variance + noise).sqrt()
-    score = (y - found.mean).abs() / spread
-    normal = torch.distributions.Normal(0.0, 1.0)
-    widths = [float(normal.icdf(torch.tensor(0.5 + level / 2))) for level in LEVELS]
-    return {
-        "posterior": {
-            "nll": gaussian_nll(found, y, noise),
-            "rmse": float((y - found.mean).square().mean().sqrt()),
-            "mean_spread": float(spread.mean()),
-            "levels": list(LEVELS),
-            "coverage": [float((score <= width).double().mean()) for width in widths],
-            "seconds": seconds,
-        }
-    }
+    plain = MAP(model)
+    noise, shape = residual_noise(
+        seen[1].double().reshape(len(seen[1]), -1), plain.outputs(seen[0])
+    )
+    own = (posterior.noise_ or 0.0) * posterior.noise_shape
+    found = {}
+    for name, way, noises in (("model", plain, noise * shape), ("posterior", posterior, own)):
+        gaussian, seconds = timed(way.predict, x)
+        found[name] = interval_scores(gaussian, y, noises) | {"seconds": seconds}
+    return found
 
 
 def run(
@@ -209,17 +219,7 @@ def run(
     if request.outside is not None and request.likelihood == "regression":
         raise ValueError("a regression has no entropy to tell foreign points by: no --outside")
     model = make_model(request.model, request.checkpoint, device)
-    read = {"train": request.train, "test": request.test, "tune": request.tune}
-    pairs = {
-        name: read_pairs(path, model, request.likelihood)
-        for name, path in read.items()
-        if path is not None
-    }
-    outside = None if request.outside is None else read_points(request.outside, model)
-    for name, (x, y) in pairs.items():
-        check_pair(str(read[name]), model, x, y, request.likelihood)
-    if outside is not None:
-        check_pair(str(request.outside), model, outside, None, request.likelihood)
+    pairs, outside = read_data(request, model)
     posterior = LinearizedLaplace(
         model, request.likelihood, solver, tail=TAILS[request.tail],
         predictive=request.predictive, seed=request.seed,
@@ -236,8 +236,9 @@ def run(
             "entropy": plots.entropies(pictures, "test", "outside"),
         }
     else:
-        report = regression_report(posterior, pairs["test"])
-        figures = {"reliability": plots.coverage(report["posterior"])}
+        seen = pairs.get("tune", pairs["train"])
+        report = regression_report(posterior, model, seen, pairs["test"])
+        figures = {"reliability": plots.coverage(report)}
     measured = {
         "fit_seconds": seconds,
         "eigenvalues": posterior.spectrum.eigenvalues.tolist(),

@@ -57,12 +57,14 @@ def entropies(pictures: dict[str, dict[str, Any]], inside: str, outside: str) ->
     return figure
 
 
-def coverage(found: dict[str, Any]) -> Figure:
-    """How many targets lie in intervals that should hold so many of them."""
+def coverage(ways: dict[str, Any]) -> Figure:
+    """How many targets lie in intervals that should hold so many of them, for each way."""
     figure = Figure(figsize=(3.6, 3.4), layout="constrained")
-    axes = panel(figure.subplots(), "intervals of the posterior", "should hold", "hold")
+    axes = panel(figure.subplots(), "intervals", "should hold", "hold")
     axes.plot([0, 1], [0, 1], color="0.8", lw=1)
-    axes.plot(found["levels"], found["coverage"], "o-", ms=3, color=INSIDE)
+    for color, (name, found) in zip((OUTSIDE, INSIDE), ways.items(), strict=True):
+        axes.plot(found["levels"], found["coverage"], "o-", ms=3, color=color, label=name)
+    axes.legend(frameon=False, loc="upper left")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     return figure
 

@@ -75,7 +75,8 @@ class ExactSolver(Solver):
         with torch.no_grad():
             eigenvalues, rows, weights, residuals = self.pairs(part, generator)
             if rows is None:
-                assert weights is not None and isinstance(part, RootGram)
+                assert weights is not None
+                assert isinstance(part, RootGram)
                 network, rotation = part.extension(weights)
             else:
                 safe = eigenvalues.clamp_min(torch.finfo(eigenvalues.dtype).tiny)
