@@ -178,6 +178,17 @@ def test_a_posterior_travels_by_file(solver, tmp_path):
         LinearizedLaplace.load(path, other)
 
 
+def test_a_posterior_tells_what_it_is():
+    posterior = fixed(mlp(), 5)
+    assert repr(posterior) == "LinearizedLaplace(Sequential, classification, not fitted)"
+    told = repr(posterior.fit([(points(60), labels(60))]))
+    chosen = "prior_variance_=0.7, temperature_=2, softmax_temperature_=1"
+    start = "LinearizedLaplace(Sequential, classification, 3 outputs, 5 eigenfunctions"
+    assert told == f"{start}, {chosen})"
+    regression = fixed(mlp(), 5, likelihood="regression").fit([(points(60), torch.randn(60, 3))])
+    assert f"noise_={regression.noise_:.3g})" in repr(regression)
+
+
 def test_the_model_is_left_as_it_was():
     model, x = mlp(), points(60)
     before = {name: value.clone() for name, value in model.state_dict().items()}

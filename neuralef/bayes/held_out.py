@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neuralef.bayes.likelihood import check_targets, gaussian_nll
 from neuralef.bayes.posterior import DRAWS, Outputs, WeightPosterior
-from neuralef.bayes.tuning import minimise, tempering
+from neuralef.bayes.tuning import by_evidence, minimise, tempering
 from neuralef.metrics import nll
 from neuralef.solvers.base import warn_user
 
@@ -29,6 +29,18 @@ def check_evidence(posterior: LinearizedLaplace) -> None:
             "the evidence chooses the prior variance as if there were no tail, which then is "
             "often far too large: tune it on held-out points, or give the prior variance"
         )
+
+
+def judged(posterior: LinearizedLaplace, rows: int) -> dict[str, float | None]:
+    """What the evidence of the training set with so many rows of outputs chooses, for one τ."""
+    τ = posterior.temperature or 1.0
+    weights = posterior.kernel.tangent.weights().values()
+    norm = sum(float(value.double().square().sum()) for value in weights)
+    noise = posterior.noise_
+    data = None if noise is None else (noise * rows / τ, rows / τ)
+    variance, noise = by_evidence(posterior.curvature / τ, norm, posterior.prior_variance, data)
+    softmax = posterior.softmax_temperature or 1.0
+    return dict(zip((*CHOSEN, "noise"), (variance, τ, softmax, noise), strict=True))
 
 
 def tuned(posterior: LinearizedLaplace, outputs: Outputs, y: Tensor) -> dict[str, float]:

@@ -6,7 +6,7 @@ f(x) + Ψ̃(x) w, w ~ N(0, H⁻¹), H = Σ_i Ψ̃(x_i)ᵀ Λ_i Ψ̃(x_i)/τ + I/
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from neuralef.bayes.batches import collect
 from neuralef.bayes.eigenfunctions import eigenfunctions
 from neuralef.bayes.features import Features, outputs_of, remainder
-from neuralef.bayes.held_out import CHOSEN, check_evidence, tuned
+from neuralef.bayes.held_out import CHOSEN, check_evidence, judged, tuned
 from neuralef.bayes.likelihood import (
     LIKELIHOODS,
     Gaussian,
@@ -28,7 +28,6 @@ from neuralef.bayes.likelihood import (
 from neuralef.bayes.posterior import DRAWS, Outputs, WeightPosterior
 from neuralef.bayes.predictive import METHODS, predictive_for
 from neuralef.bayes.tail import LearntTail, check_seen
-from neuralef.bayes.tuning import by_evidence
 from neuralef.checks import (
     check_alike,
     check_choice,
@@ -168,8 +167,7 @@ class LinearizedLaplace:
                 self._learn_tail(x, self.kernel.diagonal(x) if diagonal is None else diagonal)
         if held_out is not None:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
-        self._by_evidence(logits.numel())
-        return self
+        return self._choose(judged(self, logits.numel()))
 
     @property
     def _quiet(self) -> bool:
@@ -191,15 +189,6 @@ class LinearizedLaplace:
     def _over_noise(self, outputs: Tensor, features: Tensor) -> Tensor:
         return features / self.noise_shape[:, None]
 
-    def _by_evidence(self, rows: int) -> None:
-        τ = self.temperature_ = self.temperature or 1.0
-        self.softmax_temperature_ = self.softmax_temperature or 1.0
-        weights = self.kernel.tangent.weights().values()
-        norm = sum(float(value.double().square().sum()) for value in weights)
-        data = None if self.noise_ is None else (self.noise_ * rows / τ, rows / τ)
-        fixed = self.prior_variance
-        self.prior_variance_, self.noise_ = by_evidence(self.curvature / τ, norm, fixed, data)
-
     def tune(self, held_out: Iterable[Any]) -> LinearizedLaplace:
         """Choose what is left open by the likelihood of held-out points; again, if need be.
 
@@ -211,9 +200,21 @@ class LinearizedLaplace:
 
     def tune_on(self, outputs: Outputs, y: Tensor) -> LinearizedLaplace:
         """`tune`, for held-out points whose outputs are at hand."""
-        for name, value in tuned(self._fitted(), outputs, y).items():
+        return self._choose(tuned(self._fitted(), outputs, y))
+
+    def _choose(self, values: Mapping[str, float | None]) -> LinearizedLaplace:
+        for name, value in values.items():
             setattr(self, f"{name}_", value)
         return self
+
+    def __repr__(self) -> str:
+        told = [type(self.model).__name__, self.likelihood]
+        if not hasattr(self, "curvature"):
+            return f"LinearizedLaplace({', '.join(told)}, not fitted)"
+        told.append(f"{self.kernel.outputs} outputs, {self.spectrum.rank} eigenfunctions")
+        names = CHOSEN if self.noise_ is None else (*CHOSEN[:2], "noise")
+        told += [f"{name}_={getattr(self, f'{name}_'):.3g}" for name in names]
+        return f"LinearizedLaplace({', '.join(told)})"
 
     def _fitted(self) -> LinearizedLaplace:
         if not hasattr(self, "curvature"):
