@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -152,16 +153,35 @@ class CountSketch:
         self.turns = ((words & (2**63 - 1)) % samples).tolist()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """(…, s); halves are added up in float32."""
-        dtype = torch.float32 if rows.dtype.itemsize < 4 else rows.dtype
-        sums = rows.new_zeros(*rows.shape[:-1], self.samples, dtype=dtype)
-        for start, turn in zip(range(0, self.size, self.samples), self.turns, strict=True):
-            stop = min(start + self.samples, self.size)
-            split = min(start + self.samples - turn, stop)  # what lies beyond goes to the left end
-            for first, last, place in ((start, split, turn), (split, stop, 0)):
+        """(…, s) of rows (…, p)."""
+        return self.of([(0, rows)])
+
+    def of(self, blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
+        """(…, s) of rows that come as blocks of columns, each with the place of its first.
+
+        Halves are added up in float32.
+        """
+        sums = None
+        for start, rows in blocks:
+            if sums is None:
+                wide = torch.promote_types(rows.dtype, torch.float32)
+                sums = rows.new_zeros(*rows.shape[:-1], self.samples, dtype=wide)
+            for first, last, place in self._runs(start, start + rows.shape[-1]):
                 part = sums[..., place : place + last - first]
-                part.addcmul_(rows[..., first:last], self.signs[first:last])
+                part.addcmul_(rows[..., first - start : last - start], self.signs[first:last])
+        assert sums is not None
         return (sums * self.samples**0.5).to(rows.dtype)
+
+    def _runs(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The runs of these columns that stay together, and the place where each begins."""
+        while first < stop:
+            block, within = divmod(first, self.samples)
+            turned = within + self.turns[block]
+            last = min(stop, first - within + self.samples)
+            if turned < self.samples:  # what lies beyond goes to the left end
+                last = min(last, first + self.samples - turned)
+            yield first, last, turned % self.samples
+            first = last
 
 
 def _of_seed(counters: Tensor, seed: int) -> Tensor:

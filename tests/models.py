@@ -148,3 +148,16 @@ def whole_up_to(monkeypatch, side):
     """`Subspace` iterates on every problem with larger sides than that."""
     monkeypatch.setattr(subspace, "DENSE_SIDE", side)
     monkeypatch.setattr(subspace, "DENSE_SHARE", 0)
+
+
+def record(monkeypatch, owner, name, note):
+    """Have every call of a method noted."""
+    method, notes = getattr(owner, name), []
+
+    def recording(self, *args):
+        out = method(self, *args)
+        notes.append(note(out))
+        return out
+
+    monkeypatch.setattr(owner, name, recording)
+    return notes

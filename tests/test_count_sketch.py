@@ -31,6 +31,20 @@ def test_every_column_is_added_to_one_sum_with_a_sign(size, samples, seed):
     torch.testing.assert_close(sketch(size, samples, seed)(rows), rows @ V)
 
 
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(1, 90), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_rows_may_come_in_blocks_of_columns(sizes, samples, half):
+    rows = points(3, sum(sizes), seed=2).to(torch.bfloat16 if half else torch.float64)
+    starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    blocks = list(zip(starts, rows.split(sizes, dim=1), strict=False))
+    one = sketch(sum(sizes), samples)
+    whole = one(rows)
+    assert whole.dtype == rows.dtype
+    for given_blocks in (blocks, blocks[::-1]):
+        found = one.of(iter(given_blocks))
+        torch.testing.assert_close(found, whole, rtol=1e-2 if half else 1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("samples", [40, 41, 1000])
 def test_as_many_samples_as_columns_lose_nothing(samples):
     V = dense(40, samples)

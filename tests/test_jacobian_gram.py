@@ -1,7 +1,17 @@
 import pytest
 import torch
 from cases import each
-from models import MODELS, OUTPUTS, dense_jacobian, held_at_once, mlp, shaken, some, whole_up_to
+from models import (
+    MODELS,
+    OUTPUTS,
+    dense_jacobian,
+    held_at_once,
+    mlp,
+    record,
+    shaken,
+    some,
+    whole_up_to,
+)
 from torch import nn
 from truth import assert_pairs, dense_pairs, points
 
@@ -18,19 +28,6 @@ IDS = ["p < rows dense", "p < rows", "p > rows dense", "p > rows"]
 def solved(model, x, k=K, **settings):
     gram = JacobianGram(model, x)
     return gram, nef.Subspace(k, **settings).solve(gram)
-
-
-def record(monkeypatch, owner, name, note):
-    """Have every call of a method noted."""
-    method, notes = getattr(owner, name), []
-
-    def recording(self, *args):
-        out = method(self, *args)
-        notes.append(note(out))
-        return out
-
-    monkeypatch.setattr(owner, name, recording)
-    return notes
 
 
 @pytest.mark.parametrize(("n", "side"), SIDES, ids=IDS)

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from models import record
 from posteriors import TEMPERATURE, VARIANCE, fixed, labels, mlp
 from torch import nn
 from truth import points
@@ -78,9 +79,8 @@ def test_the_model_runs_once_for_a_head_and_its_tail(monkeypatch):
 
 @pytest.mark.parametrize("samples", [16, 10_000])  # fewer than weights, or the Jacobian itself
 def test_features_that_were_made_tell_the_diagonal(samples, monkeypatch):
-    model, x, seen, told = mlp(), points(N), [], []
-    jacobian, learn = Tangent.jacobian, tail.LearntTail.learn
-    monkeypatch.setattr(Tangent, "jacobian", lambda s, x: seen.append(len(x)) or jacobian(s, x))
+    model, x, told, learn = mlp(), points(N), [], tail.LearntTail.learn
+    seen = record(monkeypatch, Tangent, "jacobian", len)
     monkeypatch.setattr(
         tail.LearntTail, "learn", lambda s, x, d, *rest: told.append(d) or learn(s, x, d, *rest)
     )

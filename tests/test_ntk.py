@@ -9,6 +9,7 @@ from models import (
     held_at_once,
     ids,
     mlp,
+    record,
     sentences,
     some,
 )
@@ -196,15 +197,25 @@ def test_a_block_holds_jacobians_however_large_activations_are(held, monkeypatch
     """Of few weights and large images one pass is held, although it takes many chunks."""
     layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
-    x, seen, jacobian = points(6, 400).reshape(6, 1, 20, 20), [], tangent.Tangent.jacobian
+    x = points(6, 400).reshape(6, 1, 20, 20)
     held_at_once(monkeypatch, 1)
     monkeypatch.setitem(ntk.HELD, "cpu", held)
-    watch = lambda self, x: seen.append(len(x)) or jacobian(self, x)  # noqa: E731
-    monkeypatch.setattr(tangent.Tangent, "jacobian", watch)
+    seen = record(monkeypatch, tangent.Tangent, "jacobian", len)
     found = NTK(model)(x, x)
     assert sum(seen) == (6 if held else 6 + 36)
     rows = dense_jacobian(model, x)
     assert_close(found, rows @ rows.T)
+
+
+def test_layers_need_not_be_put_together_for_a_sketch(monkeypatch):
+    model, x = mlp(), points(9, 3)
+    kernel = NTK(model, samples=11, method="sketch", seed=4)
+    size = kernel.tangent.size
+    kernel.features(x[:2])  # by which ways are compared
+    monkeypatch.setattr(tangent, "whole", lambda *given: pytest.fail("J was made"))
+    V = CountSketch(size, 11, 4, x.dtype, x.device)(torch.eye(size, dtype=x.dtype))
+    truth = dense_jacobian(model, x) @ V
+    assert_close(kernel.features(x).flatten(0, -2), truth)
 
 
 @pytest.mark.parametrize("method", ["exact", "sketch", "project", "jvp", "finite_difference"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -174,25 +173,19 @@ class NTK(Kernel):
         phi = torch.empty(shape, dtype=tangent.dtype, device=x.device)
         if way == "sketch":
             where = tangent.dtype, tangent.device
-            self._fill(phi, x, CountSketch(tangent.size, self.samples, self.seed, *where))
+            sketch = CountSketch(tangent.size, self.samples, self.seed, *where)
+            _fill(phi, tangent.chunks(x, self.outputs, sketch))
             return phi
         for some in self._groups(way):
             columns = phi[..., some.start : some.stop]
             if way == "project":
                 signs = self._signs(some, self._sign_dtype)
-                self._fill(columns, x, partial(_product, signs))
+                _fill(columns, (rows.to(signs.dtype) @ signs for rows in self._chunks(x)))
             elif way == "jvp":
                 columns[:] = tangent.forward_mode(x, self._signs(some))
             else:
                 columns[:] = tangent.finite_difference(x, self._signs(some), self.epsilon)
         return phi
-
-    def _fill(self, phi: Tensor, x: Points, reduce: Callable[[Tensor], Tensor]) -> None:
-        """What J becomes by `reduce`, chunk by chunk, into phi."""
-        start = 0
-        for jacobian in self._chunks(x):
-            phi[start : start + len(jacobian)] = reduce(jacobian)
-            start += len(jacobian)
 
     def _signs(self, columns: range, dtype: torch.dtype | None = None) -> Tensor:
         tangent = self.tangent
@@ -209,5 +202,9 @@ class NTK(Kernel):
         return FeatureGram(x, self.features(x), SampledFeatures(self))
 
 
-def _product(signs: Tensor, rows: Tensor) -> Tensor:
-    return rows.to(signs.dtype) @ signs
+def _fill(phi: Tensor, chunks: Iterable[Tensor]) -> None:
+    """Into phi, chunk by chunk."""
+    start = 0
+    for chunk in chunks:
+        phi[start : start + len(chunk)] = chunk
+        start += len(chunk)

@@ -8,6 +8,7 @@ convolution with a group for each sample.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -45,10 +46,13 @@ def _known(layer: nn.Module) -> bool:
     )
 
 
-def layer_jacobian(
+def layer_blocks(
     model: nn.Module, layers: dict[str, Layer], names: list[str], x: Any
-) -> Tensor | None:
-    """J(x), (n, c, p), or None if the model does not call each of the layers exactly once."""
+) -> Iterator[tuple[int, Tensor]] | None:
+    """J(x) as blocks (n, c, some columns), one a parameter, with the place of their first column.
+
+    None if the model does not call each of the layers exactly once.
+    """
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers}
 
     def watch(name: str) -> Any:
@@ -83,21 +87,19 @@ def layer_jacobian(
         out.new_zeros(c, *out.shape) if delta is None else delta
         for delta, out in zip(found, outs, strict=True)
     ]
-    with torch.no_grad():
-        return _assemble(model, layers, names, [given for given, _ in calls], deltas, (n, c))
+    sizes = [model.get_parameter(name).numel() for name in names]
+    place = dict(zip(names, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
+    return _blocks(layers, place, [given for given, _ in calls], deltas, (n, c))
 
 
-def _assemble(
-    model: nn.Module,
+@torch.no_grad()
+def _blocks(
     layers: dict[str, Layer],
-    names: list[str],
+    place: dict[str, int],
     inputs: list[Tensor],
     deltas: list[Tensor],
     shape: tuple[int, int],
-) -> Tensor:
-    sizes = [model.get_parameter(name).numel() for name in names]
-    place = dict(zip(names, torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
-    jacobian = deltas[0].new_empty(*shape, sum(sizes))
+) -> Iterator[tuple[int, Tensor]]:
     for (owner, layer), given, delta in zip(layers.items(), inputs, deltas, strict=True):
         columns, rows = _columns(layer, given), _rows(layer, delta)  # (n, k, l), (n, c·o, l)
         for part in ("weight", "bias"):
@@ -105,8 +107,17 @@ def _assemble(
             if name not in place:
                 continue
             block = rows @ columns.mT if part == "weight" else rows.sum(2)
-            block = block.reshape(*shape, -1)
-            jacobian[..., place[name] : place[name] + block.shape[2]] = block
+            yield place[name], block.reshape(*shape, -1)
+
+
+def whole(blocks: Iterable[tuple[int, Tensor]], size: int) -> Tensor:
+    """J, (n, c, size), of its blocks."""
+    jacobian = None
+    for start, block in blocks:
+        if jacobian is None:
+            jacobian = block.new_empty(*block.shape[:2], size)
+        jacobian[..., start : start + block.shape[2]] = block
+    assert jacobian is not None
     return jacobian
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vmap
 
-from neuralef.networks.layerwise import layer_jacobian, layers_of
+from neuralef.linalg import CountSketch
+from neuralef.networks.layerwise import layer_blocks, layers_of, whole
 from neuralef.networks.precision import differentiable, full_precision
 from neuralef.networks.trial import (
     check_model,
@@ -114,15 +115,18 @@ class Tangent(nn.Module):
 
     @full_precision()
     @torch.inference_mode(False)
-    def jacobian(self, x: Points) -> Tensor:
-        """J(x), (n, c, p), of a few points: one reverse pass for each output and point."""
+    def jacobian(self, x: Points, sketch: CountSketch | None = None) -> Tensor:
+        """J(x), (n, c, p), of a few points: one reverse pass for each output and point.
+
+        Or its sketch, (n, c, s), for which layers need not be put together.
+        """
         x = outside_inference(x)
         way = self._fastest(x[:2])
-        if way == "layers" and not needs_gradient(x):
-            found = self._layer_jacobian(x)
-            if found is not None:
-                return found
-        return self.loop_jacobian(x) if way == "loop" else self.vmap_jacobian(x)
+        blocks = self._layer_blocks(x) if way == "layers" and not needs_gradient(x) else None
+        if blocks is not None:
+            return whole(blocks, self.size) if sketch is None else sketch.of(blocks)
+        found = self.loop_jacobian(x) if way == "loop" else self.vmap_jacobian(x)
+        return found if sketch is None else sketch(found)
 
     def _fastest(self, x: Points) -> str:
         """The fastest way that agrees with plain autograd, found out at the first points."""
@@ -176,11 +180,14 @@ class Tangent(nn.Module):
         return found is not None and bool((found - true).abs().max() <= SAME * true.abs().max())
 
     def _by(self, name: str, x: Points) -> Tensor | None:
-        return self._layer_jacobian(x) if name == "layers" else self.vmap_jacobian(x)
+        if name == "vmap":
+            return self.vmap_jacobian(x)
+        blocks = self._layer_blocks(x)
+        return None if blocks is None else whole(blocks, self.size)
 
-    def _layer_jacobian(self, x: Points) -> Tensor | None:
+    def _layer_blocks(self, x: Points) -> Iterator[tuple[int, Tensor]] | None:
         layers = layers_of(self.model, self.names)
-        return None if layers is None else layer_jacobian(self.model, layers, self.names, x)
+        return None if layers is None else layer_blocks(self.model, layers, self.names, x)
 
     def vmap_jacobian(self, x: Points) -> Tensor:
         """J(x) of any model that torch.func can differentiate."""
@@ -209,10 +216,12 @@ class Tangent(nn.Module):
             self.model.requires_grad_(False)
         return torch.stack(rows).reshape(len(x), -1, self.size)
 
-    def chunks(self, x: Points, outputs: int) -> Iterator[Tensor]:
-        """J in chunks of (some points, c, p)."""
+    def chunks(
+        self, x: Points, outputs: int, sketch: CountSketch | None = None
+    ) -> Iterator[Tensor]:
+        """J in chunks of (some points, c, p), or its sketch in those of (some points, c, s)."""
         for part in watched(x.split(self.points_at_once(x, outputs)), "Jacobians"):
-            yield self.jacobian(part)
+            yield self.jacobian(part, sketch)
 
     def points_at_once(self, x: Points, outputs: int) -> int:
         """How many points' Jacobians make one chunk, and what is differentiated on the way."""
