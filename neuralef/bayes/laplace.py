@@ -55,7 +55,8 @@ class LinearizedLaplace:
 
     cov f(x) = Ψ̃(x) H⁻¹ Ψ̃(x)ᵀ, H = Σ_i Ψ̃_iᵀ Λ_i Ψ̃_i/τ + I/σ₀², Ψ̃ = √μ ψ, Λ the curvature of
     −log p(y|f). `solver` finds the eigenfunctions on the training points, or is their Spectrum
-    already; trained solvers teach `network`, by default a head on the model's own activations.
+    already; trained solvers teach `network`, by default a head on the model's own activations, from
+    `samples` random features of the kernel (`Distill` from exact functions).
     `prior_variance` σ₀², `temperature` τ and `softmax_temperature` T of E softmax(f/T), in which f
     is as it is with T = 1, are chosen in `fit` where they are None, and then found under their
     names with an underscore. The noise of a regression is `noise_` times `noise_shape` of each
