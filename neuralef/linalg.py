@@ -142,6 +142,7 @@ class CountSketch:
     torch.Size([3, 2])
     """
 
+    @torch.inference_mode(False)  # or signs could not be differentiated through
     def __init__(
         self, size: int, samples: int, seed: int, dtype: torch.dtype, device: torch.device
     ) -> None:
@@ -159,18 +160,19 @@ class CountSketch:
     def of(self, blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
         """(…, s) of rows that come as blocks of columns, each with the place of its first.
 
-        Halves are added up in float32.
+        Halves are added up in float32; the first block says in which dtype the sums are given.
         """
         sums = None
         for start, rows in blocks:
             if sums is None:
-                wide = torch.promote_types(rows.dtype, torch.float32)
+                dtype = rows.dtype
+                wide = torch.promote_types(dtype, torch.float32)
                 sums = rows.new_zeros(*rows.shape[:-1], self.samples, dtype=wide)
             for first, last, place in self._runs(start, start + rows.shape[-1]):
                 part = sums[..., place : place + last - first]
                 part.addcmul_(rows[..., first - start : last - start], self.signs[first:last])
         assert sums is not None
-        return (sums * self.samples**0.5).to(rows.dtype)
+        return (sums * self.samples**0.5).to(dtype)
 
     def _runs(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """The runs of these columns that stay together, and the place where each begins."""

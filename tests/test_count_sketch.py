@@ -45,6 +45,17 @@ def test_rows_may_come_in_blocks_of_columns(sizes, samples, half):
         torch.testing.assert_close(found, whole, rtol=1e-2 if half else 1e-12, atol=1e-12)
 
 
+def test_blocks_of_another_dtype_cost_the_others_no_digits():
+    rows = points(3, 20)
+    for wide, narrow in ((torch.float64, torch.float32), (torch.float32, torch.bfloat16)):
+        blocks = [(0, rows[:, :12].to(wide)), (12, rows[:, 12:].to(narrow))]
+        one = sketch(20, 30, dtype=wide)  # in which nothing falls together
+        found = one.of(blocks)
+        assert found.dtype == wide
+        whole = torch.cat([block.to(wide) for _, block in blocks], dim=1)
+        torch.testing.assert_close(found, one(whole), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("samples", [40, 41, 1000])
 def test_as_many_samples_as_columns_lose_nothing(samples):
     V = dense(40, samples)

@@ -183,9 +183,12 @@ def test_a_posterior_tells_what_it_is():
     assert repr(posterior) == "LinearizedLaplace(Sequential, classification, not fitted)"
     told = repr(posterior.fit([(points(60), labels(60))]))
     chosen = "prior_variance_=0.7, temperature_=2, softmax_temperature_=1"
-    start = "LinearizedLaplace(Sequential, classification, 3 outputs, 5 eigenfunctions"
+    start = "LinearizedLaplace(Sequential, classification, 5 eigenfunctions of 3 outputs"
     assert told == f"{start}, {chosen})"
-    regression = fixed(mlp(), 5, likelihood="regression").fit([(points(60), torch.randn(60, 3))])
+    regression = fixed(mlp(), 5, likelihood="regression", tail=True).fit(
+        [(points(60), torch.randn(60, 3))]
+    )
+    assert "outputs, tail=True, prior" in repr(regression)
     assert f"noise_={regression.noise_:.3g})" in repr(regression)
 
 

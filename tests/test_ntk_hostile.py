@@ -159,6 +159,14 @@ def test_subspace_iteration_stops_at_the_rounding_of_a_float32_model(monkeypatch
     assert len(passes) < 60
 
 
+def test_points_that_want_gradients_have_sketches_in_inference_mode():
+    kernel, x = NTK(mlp(), samples=11, method="sketch"), points(4, 3).requires_grad_()
+    truth = kernel.features(x.detach())
+    with torch.inference_mode():
+        found = kernel.features(x)
+    torch.testing.assert_close(found.detach(), truth)
+
+
 def test_a_batch_of_one_chunk_makes_its_jacobian_once(monkeypatch):
     gram = NTK(mlp()).gram(points(20, 3))
     made = record(monkeypatch, Tangent, "jacobian", len)

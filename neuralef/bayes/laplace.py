@@ -56,7 +56,7 @@ class LinearizedLaplace:
     cov f(x) = Ψ̃(x) H⁻¹ Ψ̃(x)ᵀ, H = Σ_i Ψ̃_iᵀ Λ_i Ψ̃_i/τ + I/σ₀², Ψ̃ = √μ ψ, Λ the curvature of
     −log p(y|f). `solver` finds the eigenfunctions on the training points, or is their Spectrum
     already; trained solvers teach `network`, by default a head on the model's own activations, from
-    `samples` random features of the kernel (`Distill` from exact functions).
+    the Jacobian or, of larger models, `samples` sums of it (`Distill` from exact functions).
     `prior_variance` σ₀², `temperature` τ and `softmax_temperature` T of E softmax(f/T), in which f
     is as it is with T = 1, are chosen in `fit` where they are None, and then found under their
     names with an underscore. The noise of a regression is `noise_` times `noise_shape` of each
@@ -212,7 +212,8 @@ class LinearizedLaplace:
         told = [type(self.model).__name__, self.likelihood]
         if not hasattr(self, "curvature"):
             return f"LinearizedLaplace({', '.join(told)}, not fitted)"
-        told.append(f"{self.kernel.outputs} outputs, {self.spectrum.rank} eigenfunctions")
+        told.append(f"{self.spectrum.rank} eigenfunctions of {self.kernel.outputs} outputs")
+        told += [f"tail={self.tail!r}"] if self.tail else []
         names = CHOSEN if self.noise_ is None else (*CHOSEN[:2], "noise")
         told += [f"{name}_={getattr(self, f'{name}_'):.3g}" for name in names]
         return f"LinearizedLaplace({', '.join(told)})"

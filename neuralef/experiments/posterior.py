@@ -192,7 +192,7 @@ def regression_report(
 ) -> dict[str, Any]:
     """How good the intervals of the posterior are, beside those of the model with a noise alone.
 
-    That noise is what the model leaves of the points it was tuned on, else of the training points.
+    That noise is what the model leaves of the held-out points, else of the training points.
     """
     x, y = test
     plain = MAP(model)

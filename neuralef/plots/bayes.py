@@ -58,7 +58,7 @@ def entropies(pictures: dict[str, dict[str, Any]], inside: str, outside: str) ->
 
 
 def coverage(ways: dict[str, Any]) -> Figure:
-    """How many targets lie in intervals that should hold so many of them, for each way."""
+    """How many targets lie in intervals that should hold so many: of the model, the posterior."""
     figure = Figure(figsize=(3.6, 3.4), layout="constrained")
     axes = panel(figure.subplots(), "intervals", "should hold", "hold")
     axes.plot([0, 1], [0, 1], color="0.8", lw=1)

@@ -26,7 +26,7 @@ class Pairs(NamedTuple):
     """Top eigenvalues (g, k) of K/n and eigenvectors (g, r, k) of squared norm n.
 
     A solver that worked on the features' side has the weights (g, f, k) with ψ(x) = φ(x) · weights
-    and the residuals (g, k) instead: rows may be many more than features, and are not needed.
+    and the residuals (g, k); and rows, which may be far more, only if φ is not known elsewhere.
     """
 
     eigenvalues: Tensor

@@ -20,7 +20,8 @@ from neuralef.solvers.base import warn_user
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 
 # A side of the problem of at most this size is decomposed whole, and so are at most this many times
-# as many features as the block has columns: ΦᵀΦ then costs no more than two turns.
+# as many features as the block has columns: ΦᵀΦ then costs two turns, or four if they would be in
+# float32, and its decomposition more turns only where there are hardly more rows than features.
 DENSE_SIDE, DENSE_SHARE = 2048, 4
 
 
@@ -30,8 +31,9 @@ class Subspace(ExactSolver):
 
     It stops once every pair's residual ‖Kψ/n − μψ‖ is below `tolerance` · μ₁. A `FeatureGram`
     or `JacobianGram` with fewer features than rows is solved through ΦᵀΦ, one pass over Φ a turn;
-    small sides are decomposed whole. Where a pass is dear, `start_points` first iterates on so many
-    random points, at the price of one pass, whose subspace is a good start for all of them.
+    small sides, and few features beside k, are decomposed whole. Where a pass is dear,
+    `start_points` first iterates on so many random points, at the price of one pass, whose subspace
+    is a good start for all of them.
 
     >>> import neuralef as nef
     >>> x = torch.randn(500, 3)
@@ -65,30 +67,29 @@ class Subspace(ExactSolver):
 
     def _through_features(self, gram: RootGram, generator: torch.Generator) -> Pairs:
         """ΦᵀΦ/(s n) = V μ Vᵀ gives ψ = ΦV/√(s μ)."""
-        n, f, scale = len(gram), gram.features, gram.scale
+        n, f, k = len(gram), gram.features, min(self.k, gram.features)
+        covariance = None
         if f <= max(DENSE_SIDE, DENSE_SHARE * (self.k + self.oversample)):
             chunks = (chunk.double() for chunk in gram.chunks(torch.float64))
             covariance = torch.as_tensor(sum(chunk.mT @ chunk for chunk in chunks))
             if not bool(covariance.isfinite().all()):
                 raise ValueError("the kernel gives NaN or infinite values on the data")
             values, vectors = descending_eigh(covariance)
-            images = vectors * values[:, None]
+            images = covariance @ vectors[..., :k]
         else:
             start = self._start(gram, generator)
             shape = (gram.groups, f)
             values, vectors, images = self._top(gram.normal, shape, gram, generator, start)
-        k = min(self.k, f)
         values, vectors, images = values[:, :k].clamp_min(0), vectors[..., :k], images[..., :k]
         # s μ = values/n; what ΦᵀΦ has not got stays zero
         inverse = torch.where(values > VANISHING * values[:, :1], (values / n).rsqrt(), 0.0)
-        weights, eigenvalues = vectors * inverse[:, None], values / (scale * n)
-        # Kψ/n − μψ = Φ(ΦᵀΦw/(s n) − μw), whose norm is summed up in one pass
-        gap = images * (inverse[:, None] / (scale * n)) - weights * eigenvalues[:, None]
-        squares = torch.zeros_like(values)
-        for chunk in gram.chunks(gap.dtype):
-            squares += (chunk @ gap.to(chunk.dtype)).square().sum(1, dtype=values.dtype)
-        tiny = torch.finfo(values.dtype).tiny
-        residuals = (squares / n).sqrt() / eigenvalues.clamp_min(tiny)
+        weights, eigenvalues = vectors * inverse[:, None], values / (gram.scale * n)
+        # Kψ/n − μψ = Φ(ΦᵀΦw − s n μ w)/(s n)
+        gap = (images - vectors * values[:, None]) * (inverse[:, None] / (gram.scale * n))
+        norms = _root_norms(gram, gap, covariance) / math.sqrt(n)
+        # no function is better than the rounding of its values, which K multiplies by up to μ₁
+        norms = torch.maximum(norms, gram.precision * eigenvalues[:, :1])
+        residuals = norms / eigenvalues.clamp_min(torch.finfo(values.dtype).tiny)
         rows = None if gram.extends else gram.expand(weights)
         return Pairs(eigenvalues, rows, weights, residuals)
 
@@ -137,3 +138,15 @@ class Subspace(ExactSolver):
                 f"{float((residual / values[:, :1]).max()):.1e} μ₁; raise iterations or tolerance"
             )
         return values, vectors, images
+
+
+def _root_norms(gram: RootGram, weights: Tensor, covariance: Tensor | None) -> Tensor:
+    """‖Φw‖, (g, k), for weights (g, f, k): from ΦᵀΦ if it is at hand, else in a pass over Φ."""
+    if covariance is not None:
+        return (weights * (covariance @ weights)).sum(1).clamp_min(0).sqrt()
+    # of unit length, since Φ may be in half precision
+    sizes = weights.norm(dim=1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+    units, squares = weights / sizes, torch.zeros_like(sizes[:, 0])
+    for chunk in gram.chunks(weights.dtype):
+        squares += (chunk @ units.to(chunk.dtype)).to(squares.dtype).square().sum(1)
+    return squares.sqrt() * sizes[:, 0]

@@ -148,9 +148,11 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     chosen = f"σ₀² = {measured['prior_variance']:.3g}, τ = {measured['temperature']:.3g}"
     if measured["noise"] is not None:
         chosen += f", noise σ² = {measured['noise']:.3g}"
-        held = dict(zip(measured["posterior"]["levels"], measured["posterior"]["coverage"],
-                        strict=True))  # fmt: skip
-        yield f"intervals that should hold 50 / 95 % hold {held[0.5]:.1%} / {held[0.95]:.1%}"
+        for name in names:
+            found = measured[name]
+            held = dict(zip(found["levels"], found["coverage"], strict=True))
+            told = f"hold {held[0.5]:.1%} / {held[0.95]:.1%}"
+            yield f"{name}: intervals that should hold 50 / 95 % {told}"
     how = "the held-out points" if result["config"]["tune"] else "the evidence"
     if measured.get("predictive"):  # neither a regression has one nor an old result
         how += f", predictive {measured['predictive']}"
