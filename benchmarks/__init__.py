@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from neuralef.benchmarks import features, growth, loop
-
+from benchmarks import features, growth, loop
 from neuralef.checks import check_choice
-from neuralef.experiments.record import write_result
+from neuralef.report.record import write_result
 
 BENCHMARKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "stacked": loop.stacked_against_plain_loop,

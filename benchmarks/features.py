@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from neuralef.benchmarks.timing import fastest
 
-from neuralef.linalg import CountSketch, random_signs
+from benchmarks.timing import fastest
+from neuralef.jacobian.folding import fold_batch_norm
+from neuralef.jacobian.tangent import Tangent
+from neuralef.memory import device_kind
 from neuralef.networks import ResNet
-from neuralef.networks.folding import fold_batch_norm
-from neuralef.networks.tangent import Tangent
-from neuralef.networks.trial import device_kind
+from neuralef.sketching import CountSketch, random_signs
 
 IMAGES, SAMPLES = {"cpu": 24, "cuda": 1000}, 4096
 

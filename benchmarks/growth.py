@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from neuralef.benchmarks.timing import fastest
 
-from neuralef.experiments.classic import PROBLEMS
+from benchmarks.timing import fastest
 from neuralef.gram import KernelGram
 from neuralef.networks.default import default_network
 from neuralef.solvers import NeuralEF, Nystrom
 from neuralef.solvers.loop import train
+from paper.classic import PROBLEMS
 
 SIZES = (1_000, 1_000_000)
 

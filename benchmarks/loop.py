@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from neuralef.benchmarks.timing import fastest
 from torch import nn
 
-from neuralef.experiments.classic import PROBLEMS
+from benchmarks.timing import fastest
 from neuralef.solvers import NestedLoRA, NeuralEF, SpIN
 from neuralef.solvers.trained import TrainedSolver
+from paper.classic import PROBLEMS
 
 K, STEPS, POINTS, BATCH = 10, 2000, 1024, 256
 

@@ -7,11 +7,11 @@
 """
 
 from neuralef import data, kernels, networks
-from neuralef.bayes import LinearizedLaplace
 from neuralef.certificate import Certificate
-from neuralef.files import load
 from neuralef.gram import DenseGram, FeatureGram, Gram, JacobianGram, KernelGram
-from neuralef.networks.folding import fold_batch_norm
+from neuralef.jacobian.folding import fold_batch_norm
+from neuralef.laplace import LinearizedLaplace
+from neuralef.serialization.files import load
 from neuralef.solvers import (
     Distill,
     NestedLoRA,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +11,6 @@ import torch
 from torch import Tensor
 
 from neuralef.points import PointDict, Points, tensors_of
-
-# What a container may use, in the two versions of Linux's control groups.
-CONTAINER_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 
 
 def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
@@ -155,28 +145,3 @@ def check_positive(value: float, name: str) -> float:
     if isinstance(value, bool) or not (isinstance(value, Real) and 0 < value < float("inf")):
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
     return float(value)
-
-
-def check_memory(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str
-) -> None:
-    """Refuse an array that is larger than the machine; the system would end us without a word."""
-    needed, there = math.prod(shape) * dtype.itemsize, _memory(device)
-    if there is not None and needed > there:
-        raise ValueError(
-            f"{what} = {' × '.join(f'{size:,}' for size in shape)} numbers are "
-            f"{needed / 1e9:,.1f} GB, and {device} has {there / 1e9:,.1f} GB: {advice}"
-        )
-
-
-def _memory(device: torch.device) -> int | None:
-    """In bytes, where it can be told."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    if device.type != "cpu" or not hasattr(os, "sysconf"):
-        return None
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in CONTAINER_LIMITS:
-        with suppress(OSError, ValueError):  # no such file, or the word "max"
-            limits.append(int(path.read_text()))
-    return min((limit for limit in limits if limit > 0), default=None)

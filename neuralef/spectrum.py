@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from neuralef.certificate import Certificate, certify
 from neuralef.checks import check_alike, check_count, check_finite, check_points
 from neuralef.gram import Gram
-from neuralef.linalg import CHUNK
+from neuralef.memory import CHUNK
 from neuralef.points import PointDict, Points, points_at_once, tensors_of
 
 
@@ -182,7 +182,7 @@ class Spectrum(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file that `neuralef.load` reads, whole or not at all."""
-        from neuralef.files import save_spectrum
+        from neuralef.serialization.files import save_spectrum
 
         save_spectrum(self, Path(path))
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from truth import points
 
-from neuralef.linalg import CountSketch
+from neuralef.sketching import CountSketch
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from neuralef.bayes.predictive import even_normals, to_probabilities
-from neuralef.bayes.trajectory import expected
+from neuralef.posterior.predictive import to_probabilities
+from neuralef.sketching import even_normals
+from neuralef.trajectory.posterior import expected
 
 SEEDS = 4000
 

@@ -10,8 +10,8 @@ from truth import points
 
 import neuralef as nef
 from neuralef import progress
-from neuralef.bayes import LinearizedLaplace
 from neuralef.kernels import NTK, ntk
+from neuralef.laplace import LinearizedLaplace
 
 N, BATCH = 40, 20
 NUMBERS = 2 * sum(value.numel() for value in mlp().parameters())  # of the Jacobian of a point

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuralef.linalg import random_signs
+from neuralef.sketching import random_signs
 
 CPU = torch.device("cpu")
 
@@ -57,7 +57,7 @@ def test_any_part_can_be_made_by_itself(rows, start, length, seed):
 
 def test_a_part_in_chunks_is_the_same(monkeypatch):
     whole = signs(500, 200)
-    monkeypatch.setattr("neuralef.linalg.CHUNK", 1000)
+    monkeypatch.setattr("neuralef.sketching.CHUNK", 1000)
     assert torch.equal(signs(500, 200), whole)
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from neuralef.bayes.mean import learn_mean
-from neuralef.replay import WARM_UP, Replayed
+from neuralef.posterior.regression import learn_mean
+from neuralef.training import WARM_UP, Replayed
 
 
 class Recording:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.networks.extension import TrainingPoints
+from neuralef.extensions.nystrom import TrainingPoints
 from neuralef.points import flat
 
 

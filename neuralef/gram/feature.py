@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_finite, check_points
+from neuralef.extensions.nystrom import FeatureMap
 from neuralef.gram.base import training_points
 from neuralef.gram.root import RootGram
-from neuralef.linalg import CHUNK
-from neuralef.networks.extension import FeatureMap
+from neuralef.memory import CHUNK
 from neuralef.points import Points
-from neuralef.rebuild import describe
+from neuralef.serialization.modules import describe
 
 
 class FeatureGram(RootGram):

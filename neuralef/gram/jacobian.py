@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_points
+from neuralef.extensions.tangent import TangentFunctions
 from neuralef.gram.root import RootGram
-from neuralef.networks.extension import TangentFunctions
-from neuralef.networks.tangent import Tangent
+from neuralef.jacobian.tangent import Tangent
 from neuralef.points import Points
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_finite, check_points
+from neuralef.extensions.nystrom import KernelFeatures
 from neuralef.gram.base import Gram, three_dimensional
 from neuralef.kernels.base import Kernel
-from neuralef.linalg import CHUNK
-from neuralef.networks.extension import KernelFeatures
+from neuralef.memory import CHUNK
 from neuralef.points import Points
 
 

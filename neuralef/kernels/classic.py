@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neuralef.checks import check_count, check_pair
 from neuralef.kernels.base import Kernel, Positive
-from neuralef.rebuild import rebuildable
+from neuralef.serialization.modules import rebuildable
 
 # Up to this many dimensions, differences are formed one by one: cheaper than a product.
 DIRECT_DIMENSIONS = 4

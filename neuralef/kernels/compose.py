@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_count, check_finite, check_pair, check_points
 from neuralef.kernels.base import Kernel, Positive
-from neuralef.linalg import CHUNK
-from neuralef.rebuild import describe, rebuildable
+from neuralef.memory import CHUNK
+from neuralef.serialization.modules import describe, rebuildable
 
 
 def _check_scalar(kernel: Kernel) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from neuralef.checks import check_choice, check_count
 from neuralef.kernels.base import Positive
 from neuralef.kernels.classic import VectorKernel
-from neuralef.rebuild import rebuildable
+from neuralef.serialization.modules import rebuildable
 
 
 class _MLPKernel(VectorKernel):

@@ -14,17 +14,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from neuralef.checks import check_count, check_points, check_positive
+from neuralef.jacobian.inspection import check_model, largest_activation, plain, try_model
+from neuralef.jacobian.precision import differentiable
+from neuralef.jacobian.tangent import ACTIVATION_CHUNK
 from neuralef.kernels.base import Kernel, SampledFeatures
-from neuralef.networks.precision import differentiable
-from neuralef.networks.stacked import evaluate_stack, is_plain
-from neuralef.networks.tangent import ACTIVATION_CHUNK
-from neuralef.networks.trial import (
-    check_model,
-    device_kind,
-    largest_activation,
-    plain,
-    try_model,
-)
+from neuralef.memory import device_kind
+from neuralef.modules.stacked import evaluate_stack, is_plain
 from neuralef.points import Points, needs_gradient
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, check_count, check_memory, check_points, check_positive
+from neuralef.checks import check_choice, check_count, check_points, check_positive
+from neuralef.jacobian.tangent import BACKWARD_COST, Tangent
 from neuralef.kernels.base import Kernel, SampledFeatures
-from neuralef.linalg import CountSketch, random_signs
-from neuralef.networks.tangent import BACKWARD_COST, Tangent
-from neuralef.networks.trial import device_kind
+from neuralef.memory import check_memory, device_kind
 from neuralef.points import Points, needs_gradient
+from neuralef.sketching import CountSketch, random_signs
 
 if TYPE_CHECKING:
     from neuralef.gram import Gram

@@ -1,9 +1,9 @@
 """Networks: k eigenfunctions as one module, (n, …) ↦ (n, k) or (n, c, k)."""
 
-from neuralef.networks.activations import ActivationHead, Activations
+from neuralef.modules.normalization import L2BatchNorm, Normalized
+from neuralef.networks.activation_head import ActivationHead, Activations
 from neuralef.networks.cnn import SharedCNN, StackedCNN
 from neuralef.networks.mlp import SharedMLP, StackedMLP
-from neuralef.networks.normalization import L2BatchNorm, Normalized
 from neuralef.networks.pretrained import Pretrained
 from neuralef.networks.resnet import ResNet, SharedResNet, StackedResNet
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import skip_init
 
 from neuralef.checks import check_count
-from neuralef.networks.heads import (
+from neuralef.modules.heads import (
     Functions,
     Heads,
     StackedLinear,
@@ -17,7 +17,7 @@ from neuralef.networks.heads import (
     make_generator,
     start_uniform,
 )
-from neuralef.rebuild import rebuildable
+from neuralef.serialization.modules import rebuildable
 
 fx.wrap("check_images")  # symbolic tracing, by which batch norms are folded, cannot look inside
 

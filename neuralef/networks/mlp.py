@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive
-from neuralef.networks.normalization import L2BatchNorm
-from neuralef.rebuild import rebuildable
+from neuralef.modules.normalization import L2BatchNorm
+from neuralef.serialization.modules import rebuildable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from neuralef.networks.heads import Functions, Heads, make_generator, start_uniform
-from neuralef.rebuild import rebuildable
+from neuralef.modules.heads import Functions, Heads, make_generator, start_uniform
+from neuralef.serialization.modules import rebuildable
 
 
 @rebuildable

@@ -9,8 +9,8 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import skip_init
 
 from neuralef.checks import check_count
-from neuralef.networks.heads import Functions, Heads, check_images, make_generator, start_uniform
-from neuralef.rebuild import rebuildable
+from neuralef.modules.heads import Functions, Heads, check_images, make_generator, start_uniform
+from neuralef.serialization.modules import rebuildable
 
 fx.wrap("check_images")  # symbolic tracing, by which batch norms are folded, cannot look inside
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from neuralef.checks import check_alike, check_count
 from neuralef.gram import Gram, RootGram
 from neuralef.linalg import check_definite, numerical_floor
 from neuralef.spectrum import Spectrum
+from neuralef.warnings import warn_user
 
 # A callback sees one record of the history at a time and may return True to stop training.
 Callback = Callable[[dict[str, Any]], bool | None]
@@ -97,14 +96,6 @@ def check_block(gram: Gram, generator: torch.Generator) -> None:
         raise ValueError(f"the kernel is not symmetric: κ(x, x′) − κ(x′, x) reaches {gap:.3g}")
     values = torch.linalg.eigvalsh(block).reshape(gram.groups, -1) / len(part)
     check_definite(values, part.rounding(), f"a block of {len(part)} points")
-
-
-def warn_user(message: str) -> None:
-    """Warn at the line of the user's that called into the library, however deep we are."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("neuralef."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
 
 
 def _why(solver: Solver, floor: Tensor, span: int | None) -> str:

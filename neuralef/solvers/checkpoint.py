@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.files import CHECKPOINT, check_writable, read_tensors, write_tensors
 from neuralef.gram import FeatureGram, Gram
 from neuralef.points import flat, tensors_of
+from neuralef.serialization.files import CHECKPOINT, check_writable, read_tensors, write_tensors
 from neuralef.solvers.objective import Objective
 
 if TYPE_CHECKING:

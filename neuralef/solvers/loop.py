@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from neuralef.gram import FeatureGram, Gram
 from neuralef.linalg import VANISHING
-from neuralef.networks.activations import past_the_model
-from neuralef.networks.normalization import Normalized
+from neuralef.modules.normalization import Normalized
+from neuralef.networks.activation_head import past_the_model
 from neuralef.progress import on_terminal, silence
-from neuralef.rebuild import describe
-from neuralef.replay import Replayed
+from neuralef.serialization.modules import describe
 from neuralef.solvers.base import Callback
 from neuralef.solvers.checkpoint import Checkpoint, State
 from neuralef.solvers.objective import Objective
+from neuralef.training import Replayed
 
 RECORDS = 100  # of the history, over a whole run
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from neuralef.checks import check_choice, check_count
+from neuralef.extensions.features import landmark_features
 from neuralef.gram import FeatureGram, Gram, KernelGram, RootGram
 from neuralef.linalg import check_definite
-from neuralef.networks.features import landmark_features
 from neuralef.points import POINTS_AT_ONCE
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 from neuralef.solvers.landmarks import SELECTIONS, choose_landmarks

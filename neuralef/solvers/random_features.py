@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from neuralef.checks import check_count
+from neuralef.extensions.features import random_features
 from neuralef.gram import FeatureGram, Gram, KernelGram
-from neuralef.networks.features import random_features
 from neuralef.solvers.exact import ExactSolver, Pairs
 from neuralef.solvers.subspace import Subspace
 

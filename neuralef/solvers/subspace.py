@@ -16,8 +16,8 @@ from torch import Tensor
 from neuralef.checks import check_count, check_positive
 from neuralef.gram import Gram, RootGram
 from neuralef.linalg import VANISHING, check_definite, descending_eigh
-from neuralef.solvers.base import warn_user
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
+from neuralef.warnings import warn_user
 
 # A side of the problem of at most this size is decomposed whole, and so are at most this many times
 # as many features as the block has columns: ΦᵀΦ then costs two turns, or four if they would be in

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.gram import Gram
+from neuralef.modules.normalization import L2BatchNorm, Normalized
 from neuralef.networks.default import default_network
-from neuralef.networks.normalization import L2BatchNorm, Normalized
 from neuralef.progress import silence
 from neuralef.solvers.base import Callback, Solver, check_block, check_problem, make_spectrum
 from neuralef.solvers.loop import Training, train

@@ -1,0 +1,54 @@
+"""python -m benchmarks: speed as ratios in one run, the plain version beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+import benchmarks
+from neuralef.cli.app import ended
+from neuralef.cli.shared import (
+    Device,
+    Json,
+    Overwrite,
+    check_device,
+    finish,
+    opened_run,
+    report_lines,
+)
+from neuralef.report.tables import make_table
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def bench_command(
+    only: Annotated[str | None, typer.Option(help="Run one benchmark by its name.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for result.json.")] = None,
+    device: Device = "cpu",
+    overwrite: Overwrite = False,
+    show_json: Json = False,
+) -> None:
+    """Measure speed as ratios in one run, the plain version beside ours."""
+    with nullcontext() if out is None else opened_run(out, "bench", overwrite):
+        check_device(device)
+        result = benchmarks.run(only, device, out, report=report_lines(show_json))
+    finish(result, show_json, bench(result))
+
+
+def bench(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Every ratio with its goal."""
+    rows = [
+        (name, f"{row['ratio']:.2f}", f"≤ {row['goal']}" if row["goal"] else "", row["what"])
+        for name, row in result["measured"].items()
+    ]
+    yield make_table("ratios of one run", ("benchmark", "ratio", "goal", "of"), rows)
+
+
+if __name__ == "__main__":
+    ended(app)

@@ -1,7 +1,0 @@
-"""Corrupted images: the nineteen corruptions of CIFAR-10-C, made anew from their constants."""
-
-from neuralef.data.corruptions.generate import CONSTANTS, corrupt
-from neuralef.data.corruptions.weather import read_frost
-from neuralef.data.corruptions.write import write_corrupted
-
-__all__ = ["CONSTANTS", "corrupt", "read_frost", "write_corrupted"]

@@ -1,0 +1,208 @@
+"""Functions read off the activations of a trained model: nearly free where the model runs."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.jacobian.inspection import check_model
+from neuralef.jacobian.precision import layer_by_layer
+from neuralef.modules.normalization import Normalized
+from neuralef.networks.mlp import SharedMLP
+from neuralef.points import Points, move, points_at_once, twice
+from neuralef.progress import watched
+
+HELD = 2**28  # activations of all points, at most
+LOOKED_AT = 2**28  # activations that means, scales and tails are learnt from, at most
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Activations(nn.Module):
+    """x ↦ what a model's layers see of x: the mean of each channel they take in, and the outputs.
+
+    One forward pass gives these and the model's own output. The model is a frozen copy. With an
+    `example`, some points, layers that do not run once for each point are left out; without one
+    every linear and convolutional layer is expected to.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
+    >>> Activations(model)(torch.randn(5, 3, 8, 8)).shape
+    torch.Size([5, 301])
+    """
+
+    def __init__(self, model: nn.Module, example: Points | None = None) -> None:
+        super().__init__()
+        check_model(model)
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self.names = [n for n, part in self.model.named_modules() if isinstance(part, LAYERS)]
+        if not self.names:
+            raise ValueError(
+                f"{type(model).__name__} has no linear or convolutional layers to look at"
+            )
+        layers: list[Any] = [self.model.get_submodule(name) for name in self.names]
+        self.size = sum(map(_channels, layers)) + len(layers[-1].weight)
+        if example is not None:
+            with torch.no_grad():
+                out, seen = self._run(example)
+                _, alone = self._run(example[:1])  # else two rows of its own look like two points
+            once = [name for name in self.names if [n for n, _ in seen].count(name) == 1]
+            rows = {name for name, taken in seen if len(taken) == len(example)}
+            rows &= {name for name, taken in alone if len(taken) == 1}
+            self.names = [name for name in once if name in rows]
+            kept = [taken for name, taken in seen if name in self.names]
+            self.size = sum(taken.shape[1] for taken in kept) + out[0].numel()
+
+    def train(self, mode: bool = True) -> Activations:
+        """The model stays in eval mode: it is not what is being trained."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def _run(self, x: Points) -> tuple[Tensor, list[tuple[str, Tensor]]]:
+        """The model's output, and what its layers took in, in the order of their calls."""
+        seen: list[tuple[str, Tensor]] = []
+        last: tuple[Any, Any] = (None, None)  # a skip connection takes in what its block does
+
+        def look(name: str, layer: nn.Module, args: Any, named: dict[str, Any]) -> None:
+            nonlocal last
+            given = args[0] if args else next(iter(named.values()))
+            if given is not last[0]:
+                taken = given.movedim(-1, 1) if isinstance(layer, nn.Linear) else given
+                last = given, taken.flatten(2).mean(2) if taken.ndim > 2 else taken
+            seen.append((name, last[1]))
+
+        hooks = [
+            self.model.get_submodule(name).register_forward_pre_hook(
+                partial(look, name), with_kwargs=True
+            )
+            for name in self.names
+        ]
+        try:
+            with layer_by_layer():
+                return self.model(x), seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def both(self, x: Points) -> tuple[Tensor, Tensor]:
+        """The model's output and the activations (n, a), of one pass."""
+        out, seen = self._run(x)
+        parts = [taken for _, taken in seen] + [out[:, None] if out.ndim == 1 else out]
+        if sum(part.shape[1] for part in parts) != self.size:
+            raise ValueError(
+                f"expected each layer of the model to run once and give {self.size} activations in "
+                f"all, got {sum(part.shape[1] for part in parts)}: pass an example of the points, "
+                "or a network of your own instead"
+            )
+        return out, torch.cat(parts, dim=1)
+
+    def forward(self, x: Points) -> Tensor:
+        """(n, a)."""
+        return self.both(x)[1]
+
+    def few_enough(self, x: Points) -> Tensor | slice:
+        """An index of all points or, evenly, of as many as memory holds the activations of."""
+        most = max(1, LOOKED_AT // self.size)
+        if len(x) <= most:
+            return slice(None)
+        return torch.linspace(0, len(x) - 1, most, dtype=torch.float64).long().to(x.device)
+
+    @torch.no_grad()
+    def of_many(self, x: Points) -> Tensor:
+        """(n, a), of all points in parts."""
+        parts = watched(x.split(points_at_once(x)), "activations")
+        return torch.cat([self(part) for part in parts])
+
+
+def _channels(layer: Any) -> int:
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+
+
+class ActivationHead(nn.Module):
+    """k functions on the activations of a trained model: an MLP that sees what the model sees.
+
+    At test they cost hardly more than the model itself. Without a `width` it is four times the
+    number of activations, from 64 to 512. x ↦ (n, k), or (n, c, k).
+
+    >>> model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
+    >>> ActivationHead(model, k=4, outputs=2)(torch.randn(5, 3)).shape
+    torch.Size([5, 2, 4])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        k: int,
+        outputs: int = 1,
+        independent: bool = False,
+        width: int | None = None,
+        depth: int = 3,
+        normalize: bool = True,
+        seed: int | None = None,
+        example: Points | None = None,
+    ) -> None:
+        super().__init__()
+        self.activations = Activations(model, example)
+        if width is None:
+            width = min(512, max(64, 4 * self.activations.size))
+        self.head = SharedMLP(
+            self.activations.size, k, width, depth, outputs=outputs, independent=independent,
+            normalize=normalize, seed=seed,
+        ).to(next(self.activations.model.parameters()))  # fmt: skip
+
+    @classmethod
+    def like(
+        cls,
+        model: nn.Module,
+        tensors: dict[str, Tensor],
+        outputs: int,
+        independent: bool,
+        example: Points,
+    ) -> ActivationHead:
+        """A head of the sizes that the tensors of a saved spectrum have, on a model."""
+        depth = sum(".head.weights." in name for name in tensors)
+        width, heads = (
+            tensors[f"network.head.weights.{layer}"].shape[-1] for layer in (0, depth - 1)
+        )
+        normalized = any(".head.normalization." in name for name in tensors)
+        device = next(model.parameters()).device
+        return cls(
+            model, heads // outputs, outputs, independent, width, depth, normalized,
+            example=move(twice(example), device),
+        )  # fmt: skip
+
+    def standardize(self, x: Points) -> None:
+        """Take the shift and the scale of each activation from the points x."""
+        self.head.standardize(self.activations.of_many(x[self.activations.few_enough(x)]))
+
+    def both(self, x: Points) -> tuple[Tensor, Tensor]:
+        """The model's output and the functions, of one pass."""
+        out, activations = self.activations.both(x)
+        return out, self.head(activations)
+
+    def forward(self, x: Points) -> Tensor:
+        """(n, k), or (n, c, k) for c outputs."""
+        return self.both(x)[1]
+
+
+def past_the_model(network: nn.Module, x: Points) -> tuple[nn.Module, Points]:
+    """What of a head learns, and what it sees of the points x, for which the model runs but once.
+
+    Other networks and their points come back as they are, and so does a head whose model learns
+    with it, whose activations would fill the memory, or which does more than heads do.
+    """
+    if network._forward_hooks or network._forward_pre_hooks:
+        return network, x
+    if type(network) is Normalized:
+        inner, seen = past_the_model(network.network, x)
+        same = inner is network.network
+        return (network, x) if same else (Normalized(inner, network.normalization), seen)
+    if type(network) is not ActivationHead:
+        return network, x
+    front = network.activations
+    if any(p.requires_grad for p in front.parameters()) or len(x) * front.size > HELD:
+        return network, x
+    return network.head, front.of_many(x)

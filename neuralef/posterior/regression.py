@@ -1,0 +1,159 @@
+"""The mean of a trajectory's functions, learnt by a network: one pass instead of one an iterate."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_choice, check_count, check_finite, check_points, check_positive
+from neuralef.jacobian.inspection import check_model
+from neuralef.points import Points, move, tensors_of
+from neuralef.training import Replayed
+
+Model = TypeVar("Model", bound=nn.Module)
+WARM_UP = 0.1  # of all steps, during which the rate rises; then it falls, by a cosine
+
+
+def learn_mean(
+    model: Model,
+    x: Points,
+    values: Tensor,
+    epochs: int = 5,
+    *,
+    batch_size: int = 512,
+    learning_rate: float = 1e-3,
+    loss: str = "squares",
+    precision: str = "float32",
+    capture: bool = False,
+    seed: int = 0,
+    callback: Callable[[int, float], None] | None = None,
+) -> Model:
+    """A copy of a model that is taught `values`, (n,) or (n, c), at the points x.
+
+    Start from averaged weights, `SWA.of(…).model`, whose function is near the mean, or from a wider
+    network of the same function, `ResNet.widened`; batch statistics are kept. The points should be
+    augmented as those of the training were. What falls is the mean squared error, or with
+    `loss="softmax"` the divergence KL(softmax(values) | softmax(outputs)). With `capture` a GPU on
+    which the points lie, too, replays the steps, for models that never wait for the host. After
+    each epoch `callback(epochs done, mean loss in it)` is called.
+
+    >>> model, x = nn.Linear(2, 3).eval(), torch.randn(64, 2)
+    >>> taught = learn_mean(model, x, model(x) + 1, epochs=200, learning_rate=0.1)
+    >>> torch.allclose(taught(x), model(x) + 1, atol=1e-3)
+    True
+    """
+    check_choice(loss, "loss", tuple(LOSSES))
+    x, values = _checked(model, x, values, loss)
+    check_choice(precision, "precision", ("float32", "bfloat16"))
+    check_count(batch_size, "batch_size")
+    # in eval mode, since statistics of a batch of augmented points are not those it has at test
+    taught = copy.deepcopy(model).eval()
+    lessons = _Lessons(taught, x, values, loss, precision == "bfloat16", capture)
+    rate = check_positive(learning_rate, "learning_rate")
+    steps = check_count(epochs, "epochs") * -(-len(x) // batch_size)
+    generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
+    done = 0
+    for epoch in range(1, epochs + 1):
+        lessons.total.zero_()
+        for index in torch.randperm(len(x), generator=generator).to(x.device).split(batch_size):
+            lessons.step(index, rate * _rate(done, steps))
+            done += 1
+        _report(epoch, float(lessons.total) / len(x), callback)
+    lessons.optimizer.zero_grad()
+    return taught
+
+
+class _Lessons:
+    """A network, what it is taught, and one step, which a GPU may replay."""
+
+    def __init__(
+        self, taught: nn.Module, x: Points, values: Tensor, loss: str, half: bool, capture: bool
+    ) -> None:
+        self.taught, self.x, self.loss, self.half = taught, x, loss, half
+        weights = [value for value in taught.parameters() if value.requires_grad]
+        if not weights:
+            raise ValueError("all parameters of the model are frozen: there is nothing to teach")
+        self.device = weights[0].device
+        self.values = values.to(self.device)
+        self.cuda = self.device.type == "cuda"
+        self.rate = torch.zeros((), device=self.device)  # read by a captured step
+        self.optimizer = torch.optim.Adam(
+            weights, self.rate if self.cuda else 0.0, fused=self.cuda or None, capturable=self.cuda
+        )
+        self.total = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.replayed = Replayed(self._run, capture and self.cuda and x.device == self.device)
+
+    def step(self, index: Tensor, rate: float) -> None:
+        """Descend the loss of some points."""
+        self.rate.fill_(rate)
+        if not self.cuda:
+            self.optimizer.param_groups[0]["lr"] = rate
+        self.replayed(index)
+
+    def _run(self, index: Tensor) -> None:
+        kind, values = self.device.type, self.values[index.to(self.device)]
+        self.optimizer.zero_grad()
+        # the cache of casts would outlive a captured step
+        half = torch.autocast(kind, torch.bfloat16, enabled=self.half, cache_enabled=False)
+        with torch.enable_grad(), half:
+            wrong = _loss(self.loss, self.taught(move(self.x[index], self.device)), values)
+        wrong.backward()
+        self.optimizer.step()
+        self.total += wrong.detach() * len(index)
+
+
+def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Points, Tensor]:
+    check_model(model)
+    x, values = check_points(x, integers=True), torch.as_tensor(values).detach()
+    if any(tensor.requires_grad for tensor in tensors_of(x)):
+        raise ValueError("x must not require gradients: the points are not what is taught")
+    check_finite(values, "values")
+    if values.ndim not in (1, 2) or len(values) != len(x):
+        came = tuple(values.shape)
+        raise ValueError(f"values must be (n,) or (n, c) for {len(x)} points, got {came}")
+    if loss == "softmax" and (values.ndim == 1 or values.shape[1] == 1):
+        raise ValueError("a softmax of one output is always 1: use loss='squares'")
+    return x, values
+
+
+def _report(epoch: int, error: float, callback: Callable[[int, float], None] | None) -> None:
+    if not math.isfinite(error):
+        raise FloatingPointError(
+            f"the loss of epoch {epoch} is {error}: lower the learning rate, and check "
+            "the model for NaN"
+        )
+    if callback is not None:
+        callback(epoch, error)
+
+
+def _rate(done: int, steps: int) -> float:
+    """The factor of the learning rate of a step, never zero."""
+    rising = max(1, round(WARM_UP * steps))
+    if done < rising:
+        return (done + 1) / rising
+    return (1 + math.cos(math.pi * (done - rising) / (steps - rising + 1))) / 2
+
+
+def _divergence(outputs: Tensor, values: Tensor) -> Tensor:
+    """KL(softmax(values) | softmax(outputs)), the mean over points."""
+    outputs, values = outputs.log_softmax(1), values.log_softmax(1)
+    return nn.functional.kl_div(outputs, values, reduction="batchmean", log_target=True)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "squares": nn.functional.mse_loss,
+    "softmax": _divergence,
+}
+
+
+def _loss(name: str, outputs: Tensor, values: Tensor) -> Tensor:
+    if outputs.shape != values.shape:
+        came, wanted = tuple(values.shape[1:]), tuple(outputs.shape[1:])
+        raise ValueError(f"a point has outputs {wanted} of the model, but values {came}")
+    dtype = torch.promote_types(outputs.dtype, torch.float32)
+    return LOSSES[name](outputs.to(dtype), values.to(dtype))

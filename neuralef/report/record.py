@@ -1,0 +1,104 @@
+"""What every run leaves behind: one result.json beside its figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neuralef.serialization.files import write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KEYS = {"experiment", "preset", "config", "environment", "paper", "measured"}
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
+OPTIONAL = ("laplace-torch",)  # told only where they are
+
+
+def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
+    """The versions and the machine that made a result."""
+    import neuralef
+
+    versions = {"neuralef": neuralef.__version__}
+    for package in (*PACKAGES, *OPTIONAL):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            if package in PACKAGES:
+                versions[package] = "unknown"
+    device = torch.device(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "device": str(device),
+        "processor": name,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+    }
+
+
+def write_result(
+    folder: Path,
+    experiment: str,
+    *,
+    config: dict[str, Any],
+    measured: dict[str, Any],
+    preset: str | None = None,
+    paper: dict[str, Any] | None = None,
+    device: str | torch.device = "cpu",
+    machines: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Write folder/result.json and return its content.
+
+    `machines` are the environments of a run in several sittings, if they are not this one.
+    """
+    first, *others = machines or [environment(device)]
+    result = {
+        "experiment": experiment,
+        "preset": preset,
+        "config": config,
+        "environment": first | ({"later sittings": others} if others else {}),
+        "paper": paper or {},
+        "measured": measured,
+    }
+    write_json(folder / "result.json", result)
+    return result
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The content of folder/result.json."""
+    path = folder / "result.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no result.json: is it the folder of a run?")
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if not set(result) >= KEYS:
+            raise ValueError(f"it lacks {', '.join(sorted(KEYS - set(result)))}")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged or of another program: {error}") from error
+    return result
+
+
+def write_figure(folder: Path, name: str, figure: Figure) -> Path:
+    """Write a figure as PNG."""
+    path = folder / f"{name}.png"
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def timed(work: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+    """What work(*args) returns, and its seconds, the device's included."""
+    start = time.perf_counter()
+    result = work(*args)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - start

@@ -1,0 +1,1 @@
+"""Files: safetensors with a JSON header, never pickle."""

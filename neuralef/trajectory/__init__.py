@@ -1,0 +1,16 @@
+"""Posteriors from the iterates of a training."""
+
+from neuralef.trajectory.moments import WeightMoments, refresh_statistics
+from neuralef.trajectory.posterior import TrajectoryPosterior
+from neuralef.trajectory.recorder import MeanRecorder, TrajectoryRecorder
+from neuralef.trajectory.swag import SWA, SWAG
+
+__all__ = [
+    "SWA",
+    "SWAG",
+    "MeanRecorder",
+    "TrajectoryPosterior",
+    "TrajectoryRecorder",
+    "WeightMoments",
+    "refresh_statistics",
+]

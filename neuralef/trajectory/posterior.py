@@ -1,0 +1,155 @@
+"""Posteriors of functions from the iterates of a training: the top functions of their kernel.
+
+Z. Deng, J. Shi and J. Zhu, ICML 2022, appendix C.3.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_count, check_points
+from neuralef.jacobian.inspection import check_model
+from neuralef.points import Points, points_at_once
+from neuralef.posterior.features import Features, unpack_features
+from neuralef.posterior.likelihood import Gaussian
+from neuralef.posterior.predictive import to_probabilities
+from neuralef.serialization.files import fingerprint, read_tensors, write_tensors
+from neuralef.sketching import even_normals
+from neuralef.spectrum import Spectrum
+
+TRAJECTORY = "neuralef trajectory 1"
+NUMBERS_AT_ONCE = 2**26  # of the draws at some points
+
+
+class TrajectoryPosterior:
+    """f(x) ~ N(f̄(x), Ψ̃(x)Ψ̃(x)ᵀ): functions that vary as those of a trajectory do.
+
+    `mean` is the model of f̄, such as `SWA.of(…).model`; `spectrum` has the top pairs of the kernel
+    of the trajectory, for each output by itself or for all together, Ψ̃ = √μ ψ. What it keeps does
+    not grow with the number of iterates. If the functions are an `ActivationHead` on the mean, one
+    pass gives both. With `tail` each output has, at every point by itself, the variance too that
+    all other functions of the kernel have on average.
+
+    >>> from neuralef import NeuralEF
+    >>> from neuralef.trajectory import TrajectoryRecorder
+    >>> model, x = nn.Linear(2, 3).eval(), torch.randn(60, 2)
+    >>> recorder = TrajectoryRecorder(model, x, capacity=6)
+    >>> for _ in range(6):
+    ...     model.weight.data += 0.1 * torch.randn(3, 2)
+    ...     recorder.record()
+    >>> spectrum = NeuralEF(k=2, steps=5).solve(recorder.gram())
+    >>> TrajectoryPosterior(model, spectrum).predict_proba(x[:5]).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        mean: nn.Module,
+        spectrum: Spectrum,
+        draws: int = 256,
+        seed: int = 0,
+        tail: bool = False,
+    ) -> None:
+        check_model(mean)
+        self.features, self.spectrum, self.tail = Features(mean, spectrum), spectrum, bool(tail)
+        self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
+
+    def _left(self) -> Tensor | None:
+        """The variance of all other functions, (c,), on average over the points."""
+        if not self.tail:
+            return None
+        spectrum = self.spectrum
+        left = (spectrum.mean_diagonal - spectrum.eigenvalues.sum(-1)).clamp_min(0)
+        # of a joint kernel the trace is known, to which all outputs are taken to add alike
+        return left if spectrum.independent else (left / spectrum.outputs).expand(spectrum.outputs)
+
+    def _both(self, x: Points) -> tuple[Tensor, Tensor]:
+        mean, features = self.features(x)
+        if features.shape[:2] != mean.shape:
+            raise ValueError(
+                f"the mean has {mean.shape[1]} outputs, the spectrum {features.shape[1]}"
+            )
+        return mean, features
+
+    def sample(self, x: Points, draws: int | None = None) -> Tensor:
+        """Outputs of so many functions, (draws, n, c)."""
+        mean, features = self._both(x)
+        generator = torch.Generator().manual_seed(self.seed)
+        count = self.draws if draws is None else check_count(draws, "draws")
+        own = features.shape[1:] if self.spectrum.independent else features.shape[2:]
+        normals = torch.randn(count, *own, dtype=torch.float64, generator=generator)
+        found, left = mean + moved(features, normals), self._left()
+        if left is None:
+            return found
+        normals = torch.randn(found.shape, dtype=torch.float64, generator=generator)
+        return found + left.sqrt() * normals.to(found)
+
+    def predict(self, x: Points) -> Gaussian:
+        """The mean and the covariance between the outputs of each point."""
+        mean, features = self._both(x)
+        if self.spectrum.independent:
+            covariance = torch.diag_embed(features.square().sum(2))
+        else:
+            covariance = features @ features.mT
+        left = self._left()
+        return Gaussian(mean, covariance if left is None else covariance + left.diag())
+
+    def predict_proba(self, x: Points) -> Tensor:
+        """E softmax f(x), (n, c)."""
+        independent, left = self.spectrum.independent, self._left()
+        x = check_points(x, integers=True)
+        most = NUMBERS_AT_ONCE // (self.draws * self.spectrum.outputs)
+        parts = x.split(max(1, min(points_at_once(x), most)))
+        return torch.cat([
+            expected(*self._both(part), independent, self.draws, self.seed, left) for part in parts
+        ])  # fmt: skip
+
+    def save(self, path: str | Path) -> None:
+        """Write the posterior, but for the model of its mean, into one safetensors file."""
+        spectrum, tensors = self.features.pack()
+        settings = {"draws": self.draws, "seed": self.seed, "tail": self.tail}
+        header = {"spectrum": spectrum, "mean": self.features.fingerprint, **settings}
+        write_tensors(Path(path), TRAJECTORY, header, tensors)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, mean: nn.Module, network: nn.Module | None = None
+    ) -> TrajectoryPosterior:
+        """Read a posterior with this very mean.
+
+        A `network` of your own is passed too; so is the model that an `ActivationHead` looks at, if
+        its architecture is not that of the mean.
+        """
+        header, tensors = read_tensors(Path(path), TRAJECTORY)
+        if header["mean"] != fingerprint(mean):
+            raise ValueError(f"{path} has another mean: its weights differ from this model's")
+        given = {"network": network, "model": mean if network is None else network}
+        spectrum = unpack_features(Path(path), header["spectrum"], tensors, mean, given)
+        return cls(mean, spectrum, header["draws"], header["seed"], header.get("tail", False))
+
+
+def moved(features: Tensor, normals: Tensor) -> Tensor:
+    """Ψ̃w, (draws, n, c), for weights (draws, k), or (draws, c, k) of each output by itself."""
+    product = "nck,sck->snc" if normals.ndim == 3 else "nck,sk->snc"
+    return torch.einsum(product, features, normals.to(features))
+
+
+def expected(
+    mean: Tensor,
+    features: Tensor,
+    independent: bool,
+    draws: int = 256,
+    seed: int = 0,
+    left: Tensor | None = None,
+) -> Tensor:
+    """E softmax(f̄ + Ψ̃w), (n, c), from f̄ (n, c) and Ψ̃ (n, c, k), with more variance (c,)."""
+    _, c, k = features.shape
+    sizes = [c * k if independent else k, 0 if left is None else c]
+    weights, own = even_normals(draws, sum(sizes), seed).split(sizes, 1)
+    found = mean + moved(features, weights.reshape(draws, c, k) if independent else weights)
+    if left is not None:
+        found += left.sqrt() * own[:, None].to(found)
+    return to_probabilities(found).mean(0)

@@ -1,0 +1,181 @@
+"""Posteriors of weights from the iterates of a training: their mean, or a Gaussian.
+
+P. Izmailov et al., UAI 2018 (SWA); W. Maddox et al., NeurIPS 2019 (SWAG).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_count, check_points, check_positive
+from neuralef.points import Points
+from neuralef.posterior.baselines import MAP
+from neuralef.posterior.likelihood import Gaussian
+from neuralef.posterior.predictive import to_probabilities
+from neuralef.serialization.files import below, read_tensors, write_tensors
+from neuralef.trajectory.moments import WeightMoments, put_weights, refresh_statistics
+
+AVERAGE, GAUSSIAN = "neuralef swa 1", "neuralef swag 1"
+SETTINGS = ("draws", "diagonal", "rank", "scale", "seed")  # of SWAG
+
+
+class SWA(MAP):
+    """The model with the mean of a trajectory's weights, its batch statistics estimated anew.
+
+    >>> model, x = nn.Linear(2, 3).eval(), torch.randn(5, 2)
+    >>> moments = WeightMoments(model)
+    >>> moments.update(model)
+    >>> torch.equal(SWA.of(moments, x).predict_proba(x), MAP(model).predict_proba(x))
+    True
+    """
+
+    @classmethod
+    def of(cls, moments: WeightMoments, x: Points) -> SWA:
+        """From the moments of a trajectory, and the points for its batch statistics."""
+        _check_moments(moments, 1)
+        model = copy.deepcopy(moments.average.module)
+        return cls(refresh_statistics(model, x).eval())
+
+    def predict(self, x: Points) -> Gaussian:
+        """The outputs, which are certain of themselves."""
+        mean = self.outputs(x)
+        return Gaussian(mean, torch.diag_embed(torch.zeros_like(mean)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the weights into a safetensors file."""
+        write_tensors(Path(path), AVERAGE, {}, self.model.state_dict())
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module) -> SWA:
+        """Read weights into a copy of a model of the same architecture."""
+        model = copy.deepcopy(model)
+        with _fitting(path):
+            model.load_state_dict(read_tensors(Path(path), AVERAGE)[1])
+        return cls(model.eval())
+
+
+class SWAG:
+    """Networks with weights θ ~ N(θ̄, ½ diag(v) + DDᵀ/(2(r − 1))), batch statistics anew for each.
+
+    v is the variance along the trajectory, the r columns of D its last deviations; without `rank`,
+    N(θ̄, diag(v)), without `diagonal`, N(θ̄, DDᵀ/(r − 1)). The covariance is multiplied by `scale`.
+
+    >>> model, x = nn.Linear(2, 3).eval(), torch.randn(5, 2)
+    >>> moments = WeightMoments(model)
+    >>> for _ in range(3):
+    ...     model.weight.data += 0.1 * torch.randn(3, 2)
+    ...     moments.update(model)
+    >>> SWAG(moments, x, draws=4).predict_proba(x).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        moments: WeightMoments,
+        x: Points | None,
+        draws: int = 30,
+        *,
+        diagonal: bool = True,
+        rank: bool = True,
+        scale: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        _check_moments(moments, 2)
+        if not (diagonal or rank):
+            raise ValueError("SWAG needs its diagonal, its deviations, or both")
+        if rank and min(moments.count, moments.rank) < 2:
+            raise ValueError("SWAG needs two deviations or more: give the moments rank=2 at least")
+        self.moments = copy.deepcopy(moments)  # those of a training may go on
+        self.scale = check_positive(scale, "scale")
+        self.diagonal, self.rank = diagonal, rank
+        self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
+        self.model = copy.deepcopy(moments.average.module)
+        self.buffers: list[list[Tensor]] = []  # of every draw, for the price of a pass over x
+        if x is not None:
+            for weights in self._weights():
+                put_weights(self.model, weights)
+                refresh_statistics(self.model, x)
+                self.buffers.append([value.clone() for value in self.model.buffers()])
+        self.model.eval()
+
+    def _weights(self) -> Iterator[Tensor]:
+        """Weights (p,), one draw after the other."""
+        moments, generator = self.moments, torch.Generator().manual_seed(self.seed)
+        mean, deviations = moments.mean, moments.deviations[-min(moments.count, moments.rank) :]
+        half = 2 if self.diagonal and self.rank else 1
+        for _ in range(self.draws):
+            moved = torch.zeros_like(mean)
+            if self.diagonal:
+                z = torch.randn(len(mean), generator=generator).to(mean)
+                moved += (moments.variance / half).sqrt().to(mean) * z
+            if self.rank:
+                z = torch.randn(len(deviations), generator=generator).to(mean)
+                moved += z @ deviations / math.sqrt(half * (len(deviations) - 1))
+            yield mean + math.sqrt(self.scale) * moved
+
+    @torch.no_grad()
+    def sample(self, x: Points) -> Tensor:
+        """The outputs of every draw, (draws, n, c)."""
+        x, found = check_points(x, integers=True), []
+        for weights, buffers in zip(self._weights(), self.buffers, strict=True):
+            put_weights(self.model, weights)
+            for value, kept in zip(self.model.buffers(), buffers, strict=True):
+                value.copy_(kept)
+            found.append(MAP(self.model).outputs(x))
+        return torch.stack(found)
+
+    def predict_proba(self, x: Points) -> Tensor:
+        """E softmax f(x; θ), (n, c)."""
+        return to_probabilities(self.sample(x)).mean(0)
+
+    def predict(self, x: Points) -> Gaussian:
+        """The mean and the covariance of the outputs over the draws."""
+        draws = self.sample(x)
+        gap = draws - draws.mean(0)
+        return Gaussian(draws.mean(0), torch.einsum("snc,snd->ncd", gap, gap) / len(draws))
+
+    def save(self, path: str | Path) -> None:
+        """Write the moments and the batch statistics of the draws into a safetensors file."""
+        tensors = {f"moments.{name}": t for name, t in self.moments.state_dict().items()}
+        for number, buffers in enumerate(self.buffers):
+            tensors |= {f"buffers.{number}.{i}": value for i, value in enumerate(buffers)}
+        header = {name: getattr(self, name) for name in SETTINGS}
+        write_tensors(Path(path), GAUSSIAN, header, tensors)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module) -> SWAG:
+        """Read a posterior of models of the same architecture."""
+        header, tensors = read_tensors(Path(path), GAUSSIAN)
+        moments = WeightMoments(model, len(tensors["moments.deviations"]))
+        with _fitting(path):
+            moments.load_state_dict(below("moments.", tensors))
+        found = cls(moments, None, **{name: header[name] for name in SETTINGS})
+        count = len(list(model.buffers()))
+        for number in range(found.draws):
+            kept = [tensors[f"buffers.{number}.{i}"] for i in range(count)]
+            found.buffers.append(kept)
+        return found
+
+
+@contextmanager
+def _fitting(path: str | Path) -> Iterator[None]:
+    """Say which file does not fit a model."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds weights of another model: {error}") from error
+
+
+def _check_moments(moments: WeightMoments, least: int) -> None:
+    if moments.count < least:
+        raise ValueError(
+            f"weights are collected {moments.count} times, at least {least} are needed: "
+            "call collect()"
+        )

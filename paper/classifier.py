@@ -1,0 +1,200 @@
+"""Training of the classifiers whose tangent kernels are studied: fast, and on the device alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_choice, check_count
+from neuralef.data.augment import crop_and_flip
+from neuralef.serialization.files import below, read_tensors, write_tensors
+from neuralef.training import Replayed
+
+SAVE_EVERY = 30.0  # seconds between checkpoints
+CLASSIFIER = "neuralef classifier 1"
+# share of the training ↦ factor of the learning rate; and whether the momentum is Nesterov's
+SCHEDULES: dict[str, tuple[Callable[[float], float], bool]] = {
+    # up to 1 over a quarter of the time, then down to 0, by cosines
+    "cycle": (lambda t: _rise(t / 0.25 if t < 0.25 else 1 - (t - 0.25) / 0.75), True),
+    # of the paper: a tenth after 80 and after 120 of 150 epochs
+    "steps": (lambda t: 0.1 ** ((t >= 80 / 150) + (t >= 120 / 150)), False),
+    # of the paper's trajectories, over 200 epochs: the same, then up again, and level
+    "trajectory": (lambda t: _trajectory(200 * t), False),
+}
+
+
+class Stateful(Protocol):
+    """What is written into a training's checkpoint with it, such as a record of its iterates."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All of it, by names."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Be what it was."""
+
+
+def _rise(t: float) -> float:
+    return (1 - math.cos(math.pi * t)) / 2
+
+
+def _trajectory(epoch: float) -> float:
+    if epoch < 150:
+        return 0.1 ** ((epoch >= 80) + (epoch >= 120))
+    return 0.01 + 0.49 * min(1.0, (epoch - 150) / 5)
+
+
+def train_classifier(
+    model: nn.Module,
+    x: Tensor,
+    labels: Tensor,
+    epochs: int,
+    *,
+    batch_size: int = 128,
+    learning_rate: float = 0.1,
+    weight_decay: float = 5e-4,
+    schedule: str = "cycle",
+    seed: int = 0,
+    report: Callable[[str], None] = lambda line: None,
+    checkpoint: Path | None = None,
+    after: Callable[[int], None] = lambda step: None,
+    alongside: dict[str, Stateful] | None = None,
+    compiled: bool = False,
+) -> nn.Module:
+    """SGD with momentum on crops and mirror images; on a GPU each step is one captured graph.
+
+    A model with one output learns a logit from labels 0 and 1, one with c outputs a softmax. The
+    `schedule` is one cycle of the rate with Nesterov's momentum, or one of the paper's. With a
+    `checkpoint` an interrupted training goes on from there, and so does what is kept `alongside`;
+    one that is over is only read. `after(steps)` is called when so many steps are done. A long
+    training is worth the minute in which a `compiled` one fuses the model's kernels.
+    """
+    check_choice(schedule, "schedule", tuple(SCHEDULES))
+    check_count(epochs, "epochs")
+    per_epoch = _batches(x, labels, batch_size)
+    factor, nesterov = SCHEDULES[schedule]
+    training = _Training(model, x, labels, weight_decay, nesterov, compiled)
+    training.alongside = alongside or {}
+    settings = {
+        "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
+        "weight_decay": weight_decay, "schedule": schedule, "seed": seed,
+        "images": len(x),
+    }  # fmt: skip
+    first = 0 if checkpoint is None else training.load(checkpoint, settings)
+    saved = time.monotonic()
+    model.train()
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        for epoch in range(first, epochs):
+            # an epoch's random numbers are its own, so that a training that goes on is the same
+            torch.manual_seed((seed * 0x9E3779B97F4A7C15 + epoch) % 2**63)
+            order = torch.randperm(len(x), device=x.device)
+            for position in range(per_epoch):
+                share = (epoch * per_epoch + position) / (epochs * per_epoch)
+                index = order[position * batch_size : (position + 1) * batch_size]
+                training.step(index, learning_rate * factor(share))
+                after(epoch * per_epoch + position + 1)
+            done = epoch + 1
+            if done % max(1, epochs // 5) == 0:
+                report(f"classifier: epoch {done} of {epochs}, loss {float(training.loss):.3f}")
+            late = time.monotonic() - saved > SAVE_EVERY
+            if checkpoint is not None and (late or done == epochs):
+                training.save(checkpoint, settings, done)
+                saved = time.monotonic()
+    return model.eval()
+
+
+def _batches(x: Tensor, labels: Tensor, batch_size: int) -> int:
+    """How many there are in an epoch; what cannot be learnt from is refused."""
+    if len(x) < batch_size:
+        raise ValueError(f"{len(x)} images are fewer than a batch of {batch_size}")
+    if labels.is_floating_point():
+        raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
+    return len(x) // batch_size
+
+
+class _Training:
+    """A model, its optimizer, and one step, which a GPU replays."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        labels: Tensor,
+        weight_decay: float,
+        nesterov: bool,
+        compiled: bool = False,
+    ) -> None:
+        self.model, self.x, self.labels = model, x, labels
+        self.logits = torch.compile(model, dynamic=False) if compiled else model
+        self.alongside: dict[str, Stateful] = {}
+        self.rate = torch.zeros((), device=x.device)
+        self.optimizer = torch.optim.SGD(
+            model.parameters(), lr=self.rate, momentum=0.9, nesterov=nesterov,
+            weight_decay=weight_decay, fused=x.is_cuda or None,
+        )  # fmt: skip
+        self.loss = torch.zeros((), device=x.device)
+        self.replayed = Replayed(self._run, x.is_cuda)
+
+    def step(self, index: Tensor, rate: float) -> None:
+        """Descend the loss of some images."""
+        self.rate.fill_(rate)
+        self.replayed(index)
+
+    def _run(self, index: Tensor) -> None:
+        kind = self.x.device.type
+        self.optimizer.zero_grad()
+        with torch.autocast(kind, torch.bfloat16, enabled=self.x.is_cuda, cache_enabled=False):
+            logits = self.logits(crop_and_flip(self.x[index]))
+        value = _loss(logits.float(), self.labels[index])
+        value.backward()
+        self.optimizer.step()
+        self.loss.lerp_(value.detach(), 0.05)
+
+    def save(self, path: Path, settings: dict[str, Any], epoch: int) -> None:
+        """Write the weights and the momentum."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, value in self.model.named_parameters():
+            tensors[f"momentum.{name}"] = self.optimizer.state[value]["momentum_buffer"]
+        for kind, kept in self.alongside.items():
+            state = kept.state_dict()
+            tensors |= {f"alongside.{kind}.{name}": value for name, value in state.items()}
+        write_tensors(path, CLASSIFIER, settings | {"epoch": epoch}, tensors)
+
+    def load(self, path: Path, settings: dict[str, Any]) -> int:
+        """Read a checkpoint, if there is one; returns the epochs that are over."""
+        if not path.exists():
+            return 0
+        header, tensors = read_tensors(path, CLASSIFIER)
+        if {name: header.get(name) for name in settings} != settings:
+            raise ValueError(f"{path} belongs to a training with other settings: remove it")
+        self.model.load_state_dict(below("model.", tensors))
+        for kind, kept in self.alongside.items():
+            state = below(f"alongside.{kind}.", tensors)
+            if not state:
+                raise ValueError(f"{path} was written without {kind}: remove it")
+            kept.load_state_dict(state)
+        for name, value in self.model.named_parameters():
+            # in the weights' own order in memory, which the fused optimizer asks for
+            buffer = torch.empty_like(value.detach()).copy_(tensors[f"momentum.{name}"])
+            self.optimizer.state[value]["momentum_buffer"] = buffer
+        return int(header["epoch"])
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    if logits.ndim == 1 or logits.shape[1] == 1:
+        return nn.functional.binary_cross_entropy_with_logits(logits.flatten(), labels.float())
+    return nn.functional.cross_entropy(logits, labels)
+
+
+def accuracy(model: nn.Module, x: Tensor, labels: Tensor) -> float:
+    """The share of images that the model gets right."""
+    with torch.no_grad():
+        logits = torch.cat([model(part) for part in x.split(1000)])
+    binary = logits.ndim == 1 or logits.shape[1] == 1
+    found = (logits.flatten() > 0).long() if binary else logits.argmax(1)
+    return float((found == labels).double().mean())

@@ -1,0 +1,15 @@
+"""What tables are made of: the table itself, and numbers as text."""
+
+from __future__ import annotations
+
+
+def power(value: float) -> str:
+    """An error to one digit, such as 3e-5."""
+    return f"{max(value, 0):.0e}".replace("e-0", "e-").replace("e+00", "")
+
+
+def spread(values: list[float], scale: float = 1.0) -> str:
+    """Mean ± standard deviation."""
+    mean = sum(values) / len(values)
+    deviation = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
+    return f"{scale * mean:.3g} ± {scale * deviation:.2g}"

@@ -1,0 +1,134 @@
+"""Tables of posteriors: of a user's model, and of the studies that compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from neuralef.report.tables import make_table, mean_of
+
+
+def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of every posterior, tuned on held-out points and by the evidence, and its times."""
+    config = result["config"]
+    columns = ("method", "NLL", "ECE", "AUROC", "NLL*", "AUROC*", "fit s", "× MAP")
+    for case, measured in result["measured"].items():
+        rows = []
+        for name, seeds in measured["ways"].items():
+            evidence = [seed["evidence"] for seed in seeds if "evidence" in seed]
+            rows.append((
+                name, *_scores([seed["mean"] for seed in seeds], "nll", "ece", "auroc"),
+                *_scores(evidence, "nll", "auroc"),
+                f"{mean_of(seeds, 'fit_seconds'):.1f}",
+                f"{mean_of(seeds, 'test_seconds') / mean_of(seeds, 'model_seconds'):.2f}",
+            ))  # fmt: skip
+        yield make_table(
+            f"{case}: tuned on {config['held']} test points, scored on the others, mean of "
+            f"{config['folds']} folds", columns, rows,
+        )  # fmt: skip
+        chance, spread = measured["attainable_ece"], measured["attainable_ece"]["spread"]
+        yield (
+            f"ECE of probabilities that are right: {chance['untuned']:.4f} ± "
+            f"{spread['untuned']:.4f}, and tuned like these {chance['tuned']:.4f} ± "
+            f"{spread['tuned']:.4f}"
+        )
+        yield from _by_draws(measured["ways"])
+        yield from _remarks(case, measured["ways"], result)
+    yield "*: by the evidence alone; AUROC: of foreign points by their predictive entropy"
+
+
+def _by_draws(ways: dict[str, Any]) -> Iterator[Table]:
+    """Draws in place of pairs, with the same seeds: all, or the first where no others have them."""
+    rows = [
+        (name, f"{len(both)}", *(
+            score for key in ("nll", "ece", "auroc") for way in ("mean", "draws")
+            for score in _scores([seed[way] for seed in both], key)
+        ))
+        for name, seeds in ways.items()
+        if (both := [seed for seed in seeds if "draws" in seed])
+    ]  # fmt: skip
+    columns = ("method", "seeds", "NLL", "draws", "ECE", "draws", "AUROC", "draws")
+    if rows:
+        yield make_table("by pairs, and by draws: the same seeds", columns, rows)
+
+
+def _remarks(case: str, ways: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
+    """What is missing, what was cut short, and what the paper has."""
+    rivals = result["config"]["rivals"]
+    for name in rivals:
+        for record in ways.get(name, ()):
+            if not record.get("complete", True):
+                seconds = result["config"]["rival_seconds"]
+                yield f"{name} saw the data {record['epochs']:.2f} times in {seconds:.0f} s"
+    missing = [name for name in rivals if name not in ways]
+    if missing:
+        absent = "laplace-torch" not in result["environment"]
+        hint = "; they need laplace-torch, pip install '.\\[paper]'" if absent else ""
+        yield f"left out: {', '.join(missing)}{hint}"
+    paper, depth = result["paper"], case.removeprefix("ResNet-")
+    if result["preset"] != "paper" or depth not in paper["nll"]:
+        return
+    for key in ("nll", "ece"):
+        model = mean_of([seed["mean"] for seed in ways["MAP"]], key)
+        ours = ", ".join(
+            f"{name} {mean_of([seed['mean'] for seed in seeds], key) / model:.3f}"
+            for name, seeds in ways.items()
+            if name.startswith(("NeuralEF", "paper"))
+        )
+        theirs = paper[key][depth] / paper[f"map_{key}"][depth]
+        yield f"{key.upper()} over MAP's: {ours}; the paper has {theirs:.3f}"
+
+
+def _scores(records: list[dict[str, float]], *keys: str) -> list[str]:
+    """Means of some scores, to four digits."""
+    return [f"{mean_of(records, key):.4f}" if records else "–" for key in keys]
+
+
+def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of every posterior of a training's iterates, clean and corrupted, and its storage."""
+    for case, measured in result["measured"].items():
+        seeds = measured["seeds"]
+        rows = [
+            (name, f"{100 * mean_of(found, 'accuracy'):.2f}", f"{mean_of(found, 'nll'):.4f}",
+             f"{mean_of(found, 'ece'):.4f}")
+            for name in seeds[0]["ways"]
+            if (found := [seed["ways"][name] for seed in seeds])
+        ]  # fmt: skip
+        of = "one seed" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+        yield make_table(f"{case}, {of}", ("method", "%", "NLL", "ECE"), rows)
+        first, counts = seeds[0], ", ".join(str(seed["functions"]) for seed in seeds)
+        chance = mean_of(seeds, "attainable_ece")
+        yield f"ECE of probabilities that are right: {chance:.4f}; functions recorded: {counts}"
+        shares = {
+            name: mean_of([s["explained"] for s in seeds], name) for name in first["explained"]
+        }
+        told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        yield f"of their variance at the test images the top functions have: {told}"
+        kept = ", ".join(
+            f"{name} {size:,}" for name, size in first["storage"].items() if name != "one network"
+        )
+        yield f"bytes: {kept}"
+        yield (
+            f"recorded at {first['rates']['recorded']:,.0f} images a second, "
+            f"{first['rates']['ratio']:.2f} of plain inference"
+        )
+        for row in first.get("samples", ()):
+            told = ", ".join(f"{name} {way['nll']:.4f}" for name, way in row["ways"].items())
+            yield f"M = {row['samples']} functions in the kernel (learnt means of all), NLL: {told}"
+        if "corruptions" in first:
+            yield from _corrupted(first["corruptions"])
+
+
+def _corrupted(found: dict[str, Any]) -> Iterator[Table | str]:
+    """Medians over the corruptions and all severities."""
+    rows = []
+    for name, corruptions in found["ways"].items():
+        scores = [score for severities in corruptions.values() for score in severities]
+        rows.append((name, *(f"{median(s[key] for s in scores):.4f}" for key in ("nll", "ece"))))
+    title = f"medians over corruptions, {found['source']}, {found['images']} images each"
+    yield make_table(title, ("method", "NLL", "ECE"), rows)
+    if found["left out"]:
+        yield f"left out, for want of its photographs: {', '.join(found['left out'])}"

@@ -1,0 +1,191 @@
+"""Models and points that have no NTK: refused with a message that says what to do."""
+
+import os
+
+import pytest
+import torch
+from models import Reader, mlp, sentences
+from torch import nn
+from truth import points
+
+from neuralef import memory
+from neuralef.gram import JacobianGram
+from neuralef.kernels import NTK
+
+
+class Wrapped(nn.Module):
+    """A linear layer and what a function makes of its values."""
+
+    def __init__(self, function, outputs=2):
+        super().__init__()
+        self.linear, self.function = nn.Linear(3, outputs, dtype=torch.float64), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+def refused(model, says, x=None, error=ValueError):
+    """By every door."""
+    x = points(6, 3) if x is None else x
+    with pytest.raises(error, match=says):
+        JacobianGram(model, x)
+    for settings in ({}, {"samples": 2}, {"samples": 70}, {"samples": 4, "method": "jvp"}):
+        with pytest.raises(error, match=says):
+            NTK(model, **settings).gram(x)
+        with pytest.raises(error, match=says):
+            NTK(model, **settings)(x, x)
+
+
+def test_a_model_in_train_mode():
+    refused(mlp().train(), r"train mode: call model\.eval\(\)")
+    part = mlp()
+    part[1].train()
+    refused(part, r"train mode: call model\.eval\(\)")
+
+
+def test_a_batch_norm_without_running_statistics():
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    model = nn.Sequential(nn.Linear(3, 4), norm, nn.Linear(4, 1)).double().eval()
+    refused(model, "1 normalises by the statistics of the batch.*track_running_stats=True")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h: h - h.mean(0),
+        lambda h: h / h.norm(),
+        lambda h: torch.softmax(h, dim=0),
+        lambda h: h.flip(0),
+        lambda h: h.cumsum(0).flip(0),
+    ],
+    ids=["mean", "norm", "softmax", "order", "sum"],
+)
+def test_a_model_that_mixes_the_points_of_a_batch(function):
+    refused(Wrapped(function).eval(), "depends on the other points of its batch")
+
+
+def test_a_model_that_mixes_points_where_the_first_two_are_equal():
+    x = points(6, 3)
+    x[1] = x[0]
+    refused(Wrapped(lambda h: h - h.mean(0)).eval(), "depends on the other points", x)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda h: h[:, :, None], r"tensor \(n,\) or \(n, c\), got \(6, 2, 1\).*wrap it"),
+        (lambda h: h.sum(), r"got \(\).*wrap it"),
+        (lambda h: h.sum(0), r"must give a tensor \(n,\) or \(n, c\)|other points of its batch"),
+        (lambda h: h[:1], r"got \(1, 2\).*wrap it"),
+        (lambda h: (h, h), "got tuple.*wrap it"),
+        (lambda h: {"logits": h}, "got dict.*wrap it"),
+        (lambda h: None, "got NoneType.*wrap it"),
+    ],
+    ids=["three dimensions", "number", "summed", "one row", "tuple", "dict", "nothing"],
+)
+def test_outputs_of_a_wrong_shape(function, says):
+    refused(Wrapped(function).eval(), says)
+
+
+def test_outputs_that_lose_their_dimension_with_one_point_of_a_batch():
+    refused(Wrapped(torch.squeeze, outputs=1).eval(), r"\(n,\) or \(n, c\), got \(\)")
+
+
+def test_outputs_that_are_not_finite():
+    model = mlp()
+    nn.init.constant_(model[0].weight, float("nan"))
+    refused(model, "NaN|finite")
+
+
+def test_points_of_another_dtype_than_the_model():
+    refused(mlp().float(), "float32.*float64|float64.*float32")
+
+
+def test_parameters_on_two_devices():
+    model = mlp()
+    model[2].to("meta")
+    refused(model, r"several devices: cpu, meta; move it to one with \.to")
+    buffer = mlp()
+    buffer.register_buffer("scale", torch.ones(1, device="meta"))
+    refused(buffer, "several devices")
+
+
+def test_points_on_another_device_than_the_model():
+    refused(mlp().to("meta"), "the model is on meta, the points are on cpu")
+    refused(Reader().eval().to("meta"), "the model is on meta", sentences(4))
+
+
+def test_no_trainable_parameters():
+    refused(mlp().requires_grad_(False), "no parameter of the model requires gradients")
+    refused(nn.Flatten().eval(), "no parameter of the model requires gradients")
+
+
+def test_what_is_no_model():
+    refused(torch.tanh, "model must be a torch module", error=TypeError)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"samples": 0}, ValueError, "samples must be at least 1"),
+        ({"samples": 2.5}, TypeError, "samples must be a whole number"),
+        ({"samples": 4, "method": "fast"}, ValueError, "exact, sketch, project, jvp, finite"),
+        ({"samples": 4, "method": "exact"}, ValueError, "'exact' takes no samples"),
+        ({"method": "jvp"}, ValueError, "'jvp' needs samples"),
+        ({"method": "project"}, ValueError, "'project' needs samples"),
+        ({"method": "sketch"}, ValueError, "'sketch' needs samples"),
+        ({"samples": 4, "seed": -1}, ValueError, "seed"),
+        ({"samples": 4, "epsilon": 0.0}, ValueError, "epsilon must be positive"),
+    ],
+)
+def test_settings_out_of_range(settings, error, says):
+    with pytest.raises(error, match=says):
+        NTK(mlp(), **settings)
+
+
+def test_points_that_are_no_points():
+    for x, says in (
+        (torch.zeros(0, 3), "x is empty"),
+        (torch.zeros(3), "one point per row"),
+        (torch.full((4, 3), torch.nan), "NaN"),
+        ({}, "empty dict"),
+    ):
+        refused(mlp(), says, x)
+
+
+def test_outputs_and_features_that_are_not_known():
+    with pytest.raises(ValueError, match=r"kernel\.prepare\(x\)"):
+        _ = NTK(mlp()).outputs
+    with pytest.raises(ValueError, match=r"kernel\.prepare\(x\)"):
+        2.0 * NTK(mlp())
+    with pytest.raises(ValueError, match="samples=s"):
+        NTK(mlp()).features(points(3, 3))
+
+
+def test_more_features_than_the_machine_holds(monkeypatch):
+    """The system would end the process; nothing is allocated before."""
+    monkeypatch.setattr("neuralef.memory._memory", lambda device: 8 * 6 * 2 * 8)
+    x = points(6, 3)
+    assert len(NTK(mlp(), samples=8).gram(x)) == 6
+    says = "points × outputs × samples = 6 × 2 × 9,000,000,000 numbers are 864.0 GB, and cpu has "
+    with pytest.raises(ValueError, match=says + "0.0 GB: take fewer samples"):
+        NTK(mlp(), samples=9 * 10**9).gram(x)
+    monkeypatch.setattr("neuralef.memory._memory", lambda device: None)  # as on some systems
+    assert len(NTK(mlp(), samples=9).gram(x)) == 6
+
+
+@pytest.mark.skipif(not hasattr(os, "sysconf"), reason="the system does not tell its memory")
+def test_how_much_the_machine_holds(monkeypatch):
+    assert memory._memory(torch.device("cpu")) > 2**27
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", ())
+    monkeypatch.setattr(os, "sysconf", lambda name: -1 if name == "SC_PHYS_PAGES" else 4096)
+    assert memory._memory(torch.device("cpu")) is None  # not known
+    assert memory._memory(torch.device("meta")) is None
+
+
+@pytest.mark.parametrize(("text", "limit"), [("1000000\n", 10**6), ("max\n", None), ("0", None)])
+def test_a_container_may_have_less_than_the_machine(text, limit, monkeypatch, tmp_path):
+    (tmp_path / "limit").write_text(text)
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", (tmp_path / "none", tmp_path / "limit"))
+    found = memory._memory(torch.device("cpu"))
+    assert found == limit if limit else found > 2**27

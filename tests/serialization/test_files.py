@@ -1,0 +1,269 @@
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from cases import GRAMS, POINTS, SOLVERS, K, Sine, each, features, output_features, wide_features
+from safetensors.torch import save_file
+from torch import nn
+from truth import points
+
+import neuralef as nef
+import neuralef.serialization.files
+from neuralef.extensions.nystrom import FeatureMap, TrainingPoints
+from neuralef.kernels import RBF, Centered, Coregional, Function, Independent, Linear, Matern
+
+MAPS = {"feature": features, "feature wide": wide_features}
+
+
+def assert_same_file(spectrum, loaded, x):
+    """Values, gradients and what is told are equal bit by bit."""
+    assert torch.equal(loaded.eigenvalues, spectrum.eigenvalues)
+    assert torch.equal(loaded.residuals, spectrum.residuals)
+    assert torch.equal(loaded.mean_diagonal, spectrum.mean_diagonal)
+    assert torch.equal(loaded(x), spectrum(x))
+    assert (loaded.solver, loaded.history) == (spectrum.solver, spectrum.history)
+    assert (loaded.outputs, loaded.independent) == (spectrum.outputs, spectrum.independent)
+    if isinstance(spectrum.network, TrainingPoints):
+        return
+    gradients = []
+    for each_spectrum in (spectrum, loaded):
+        z = (x + 0.1).requires_grad_()
+        each_spectrum(z).square().sum().backward()
+        gradients.append(z.grad)
+    assert torch.equal(*gradients)
+
+
+@each(GRAMS, "gram_case")
+@each(SOLVERS)
+def test_round_trip_is_exact(case, gram_case, tmp_path):
+    x = points(POINTS)
+    spectrum = case.make(K).solve(gram_case.make(x))
+    path = tmp_path / "deep" / "folder" / "spectrum.safetensors"
+    spectrum.save(path)
+    passed = {}
+    if isinstance(spectrum.network, FeatureMap):
+        passed = {"feature_map": MAPS.get(gram_case.id, output_features)}
+        with pytest.raises(ValueError, match="feature_map=…"):
+            nef.load(path)
+    assert_same_file(spectrum, nef.load(str(path), **passed), x)
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RBF([0.5, 2.0]),
+        lambda: RBF(torch.tensor([0.5, 2.0])),
+        lambda: RBF(np.array([0.5, 2.0])),
+        lambda: RBF(np.float32(0.5)),
+        lambda: 2.0 * RBF() + Matern(2.5) * Linear(),
+        lambda: Centered(RBF(0.7), points(9)),
+        lambda: Coregional(RBF(), torch.eye(2)),
+        lambda: Coregional(RBF(), np.eye(2)),
+        lambda: Independent(RBF(), 3.0 * Matern()),
+    ],
+    ids=[
+        "list",
+        "tensor",
+        "array",
+        "numpy number",
+        "composed",
+        "centred",
+        "joint",
+        "joint array",
+        "independent",
+    ],
+)
+def test_kernels_of_our_own_are_rebuilt(make, tmp_path):
+    x = points(POINTS)
+    spectrum = nef.Nystrom(K).solve(make().gram(x))
+    spectrum.save(tmp_path / "s")
+    assert_same_file(spectrum, nef.load(tmp_path / "s"), x)
+
+
+def test_trained_hyper_parameters_are_saved(tmp_path):
+    kernel = RBF(1.0)
+    with torch.no_grad():
+        kernel.log_lengthscale += 0.3
+    x = points(POINTS)
+    spectrum = nef.Nystrom(K).solve(kernel.gram(x))
+    spectrum.save(tmp_path / "s")
+    loaded = nef.load(tmp_path / "s")
+    assert loaded.network.kernel.lengthscale == kernel.lengthscale
+    assert_same_file(spectrum, loaded, x)
+
+
+def test_a_network_of_the_users_own_is_passed_to_load(tmp_path):
+    x = points(POINTS)
+    spectrum = nef.NeuralEF(K, steps=20).solve(RBF().gram(x), Sine())
+    spectrum.save(tmp_path / "s")
+    with pytest.raises(ValueError, match="network=…"):
+        nef.load(tmp_path / "s")
+    assert_same_file(spectrum, nef.load(tmp_path / "s", network=Sine()), x)
+    with pytest.raises(ValueError, match="does not fit"):
+        nef.load(tmp_path / "s", network=nn.Linear(2, 5, dtype=torch.float64))
+
+
+def test_a_kernel_of_the_users_own_is_passed_to_load(tmp_path):
+    x = points(POINTS)
+    kernel = Function(lambda a, b: torch.exp(-torch.cdist(a, b, p=1)))
+    spectrum = nef.Nystrom(K).solve(kernel.gram(x))
+    spectrum.save(tmp_path / "s")
+    with pytest.raises(ValueError, match="kernel=…"):
+        nef.load(tmp_path / "s")
+    assert_same_file(spectrum, nef.load(tmp_path / "s", kernel=kernel), x)
+
+
+def test_a_truncated_spectrum_is_saved_as_such(tmp_path):
+    x = points(POINTS)
+    fewer = nef.NeuralEF(K, steps=20).solve(RBF().gram(x)).truncate(2)
+    fewer.save(tmp_path / "s")
+    assert_same_file(fewer, nef.load(tmp_path / "s"), x)
+
+
+def test_a_certificate_survives_saving_and_truncation(tmp_path):
+    x = points(POINTS)
+    fresh = RBF().gram(points(50, seed=3))
+    spectrum = nef.Nystrom(K).solve(RBF().gram(x), validation=fresh)
+    assert torch.equal(spectrum.truncate(2).validation.low, spectrum.validation.low[:2])
+    spectrum.save(tmp_path / "s")
+    assert torch.equal(nef.load(tmp_path / "s").validation.low, spectrum.validation.low)
+
+
+def saved(tmp_path):
+    path = tmp_path / "spectrum.safetensors"
+    nef.Nystrom(2).solve(RBF().gram(points(POINTS))).save(path)
+    return path
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def cut_to_the_header(path):
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def scramble(path):
+    path.write_bytes(bytes(np.random.default_rng(0).integers(0, 256, 500, dtype=np.uint8)))
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def another_program(path):
+    save_file({"weight": torch.ones(3)}, path, {"format": "pt"})
+
+
+def without_metadata(path):
+    save_file({"weight": torch.ones(3)}, path)
+
+
+def checkpoint(path):
+    path.unlink()
+    nef.NeuralEF(2, steps=2).solve(RBF().gram(points(POINTS)), checkpoint=path)
+
+
+def missing_tensors(path):
+    header, tensors = neuralef.serialization.files.read_tensors(
+        path, neuralef.serialization.files.SPECTRUM
+    )
+    del tensors["rotation"]
+    neuralef.serialization.files.write_tensors(
+        path, neuralef.serialization.files.SPECTRUM, header, tensors
+    )
+
+
+def strange_header(path):
+    save_file(
+        {"a": torch.ones(1)}, path, {"format": neuralef.serialization.files.SPECTRUM, "header": "{"}
+    )
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut,
+        cut_to_the_header,
+        scramble,
+        empty,
+        another_program,
+        without_metadata,
+        checkpoint,
+        missing_tensors,
+        strange_header,
+    ],
+)
+def test_files_that_hold_no_spectrum_are_refused(damage, tmp_path):
+    path = saved(tmp_path)
+    damage(path)
+    with pytest.raises(ValueError, match=str(path)):
+        nef.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        nef.load(tmp_path / "nowhere.safetensors")
+
+
+def test_a_class_that_the_library_does_not_know_is_refused(tmp_path):
+    path = saved(tmp_path)
+    header, tensors = neuralef.serialization.files.read_tensors(
+        path, neuralef.serialization.files.SPECTRUM
+    )
+    header["network"]["class"] = "Unheard"
+    neuralef.serialization.files.write_tensors(
+        path, neuralef.serialization.files.SPECTRUM, header, tensors
+    )
+    with pytest.raises(ValueError, match="Unheard"):
+        nef.load(path)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    spectrum = nef.Nystrom(2).solve(RBF().gram(points(POINTS)))
+    with pytest.raises(ValueError, match="cannot write"):
+        spectrum.save(tmp_path / "file" / "spectrum")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path):
+    spectrum = nef.Nystrom(2).solve(RBF().gram(points(POINTS)))
+    with pytest.raises(ValueError, match=r"folder|directory"):
+        spectrum.save(tmp_path)
+
+
+def test_a_file_stays_as_it_was_when_saving_fails(tmp_path, monkeypatch):
+    path = saved(tmp_path)
+    before = path.read_bytes()
+
+    def fail_midway(tensors, name, metadata):
+        with open(name, "wb") as file:
+            file.write(b"half of it")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(neuralef.serialization.files, "save_file", fail_midway)
+    with pytest.raises(OSError, match="disk full"):
+        nef.Nystrom(3).solve(RBF().gram(points(POINTS))).save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "result.json"
+    neuralef.serialization.files.write_json(path, {"measured": [1.5, None]})
+    assert json.loads(path.read_text()) == {"measured": [1.5, None]}
+    with pytest.raises(ValueError, match="JSON"):
+        neuralef.serialization.files.write_json(path, {"measured": float("nan")})
+    assert json.loads(path.read_text()) == {"measured": [1.5, None]}
+
+
+def test_json_keeps_numbers_together_and_strings_apart(tmp_path):
+    content = {"a": [[1, 2.5], [3]], "b": ["x [1,\n 2]", {"c": []}], "d": [None, True]}
+    neuralef.serialization.files.write_json(tmp_path / "x.json", content)
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text) == content
+    assert "[ 1, 2.5 ]" in text
