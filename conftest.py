@@ -2,13 +2,17 @@ import sys
 
 import pytest
 import torch
-from laplace_studies import studies, study  # noqa: F401
+from threadpoolctl import threadpool_limits
 from users import user  # noqa: F401
+
+from neuralef.cli.app import app as library
+from neuralef.cli.shared import ended
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)  # two workers share two cores
+    threadpool_limits(1)  # numpy's and scipy's threads wait for work at full speed
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +27,6 @@ def called(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("NEURALEF_DATA", raising=False)
 
     def call(app, *words):
-        from neuralef.cli.app import ended
-
         monkeypatch.setattr(sys, "argv", ["neuralef", *map(str, words)])
         with pytest.raises(SystemExit) as left:
             ended(app)
@@ -37,14 +39,4 @@ def called(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def neuralef(called):
     """Call the library's command."""
-    from neuralef.cli.app import app
-
-    return lambda *words: called(app, *words)
-
-
-@pytest.fixture
-def reproduce(called):
-    """Call a study of the paper."""
-    from paper.__main__ import app
-
-    return lambda *words: called(app, *words)
+    return lambda *words: called(library, *words)

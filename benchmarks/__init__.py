@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import features, growth, loop
 from neuralef.checks import check_choice
-from neuralef.report.record import write_result
+from neuralef.report import write_result
 
 BENCHMARKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "stacked": loop.stacked_against_plain_loop,

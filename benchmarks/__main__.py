@@ -11,17 +11,17 @@ import typer
 from rich.table import Table
 
 import benchmarks
-from neuralef.cli.app import ended
-from neuralef.cli.shared import (
+from neuralef.cli import (
     Device,
     Json,
     Overwrite,
     check_device,
+    ended,
     finish,
     opened_run,
     report_lines,
 )
-from neuralef.report.tables import make_table
+from neuralef.report import make_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

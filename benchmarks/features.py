@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import fastest
-from neuralef.jacobian.folding import fold_batch_norm
-from neuralef.jacobian.tangent import Tangent
+from neuralef.jacobian import Tangent, fold_batch_norm
 from neuralef.memory import device_kind
 from neuralef.networks import ResNet
 from neuralef.sketching import CountSketch, random_signs

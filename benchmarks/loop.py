@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.timing import fastest
-from neuralef.solvers import NestedLoRA, NeuralEF, SpIN
-from neuralef.solvers.trained import TrainedSolver
+from neuralef.solvers import NestedLoRA, NeuralEF, SpIN, TrainedSolver
 from paper.classic import PROBLEMS
 
 K, STEPS, POINTS, BATCH = 10, 2000, 1024, 256

@@ -11,7 +11,6 @@ from neuralef.certificate import Certificate
 from neuralef.gram import DenseGram, FeatureGram, Gram, JacobianGram, KernelGram
 from neuralef.jacobian.folding import fold_batch_norm
 from neuralef.laplace import LinearizedLaplace
-from neuralef.serialization.files import load
 from neuralef.solvers import (
     Distill,
     NestedLoRA,
@@ -22,7 +21,7 @@ from neuralef.solvers import (
     SpIN,
     Subspace,
 )
-from neuralef.spectrum import Spectrum
+from neuralef.spectrum import Spectrum, load
 
 __version__ = "0.2.0"
 

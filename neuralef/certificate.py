@@ -98,7 +98,7 @@ def certify(gram: Gram, psi: Tensor, eigenvalues: Tensor) -> Certificate:
     m = len(gram)
     if m < LEAST_POINTS:
         raise ValueError(f"a certificate needs at least {LEAST_POINTS} fresh points, got {m}")
-    rows = gram.fold(psi.detach()).double()
+    rows = gram.weigh(gram.fold(psi.detach()).double())
     with torch.no_grad():
         images = gram.product(rows) - _same_point(gram, rows)
     estimates, half = _deflated_quotients(rows, images, m)
@@ -107,19 +107,15 @@ def certify(gram: Gram, psi: Tensor, eigenvalues: Tensor) -> Certificate:
     certified = torch.where(certifiable, estimates, 0.0)
     explained = certified.sum(-1) / gram.mean_diagonal()
 
-    def shown(values: Tensor) -> Tensor:
-        values = torch.where(certifiable, values, torch.nan)
-        return values if gram.independent else values[0]
-
+    shown = [
+        torch.where(certifiable, v, torch.nan)
+        for v in (estimates, estimates - half, estimates + half)
+    ]
+    of_groups = gram.layout.unfold_groups
     return Certificate(
-        points=m,
-        eigenvalues=eigenvalues.double(),
-        estimates=shown(estimates),
-        low=shown(estimates - half),
-        high=shown(estimates + half),
-        certifiable=certifiable if gram.independent else certifiable[0],
-        overlaps=overlaps if gram.independent else overlaps[0],
-        explained_trace=explained if gram.independent else explained[0],
+        m,
+        eigenvalues.double(),
+        *(of_groups(values) for values in (*shown, certifiable, overlaps, explained)),
     )
 
 
@@ -170,7 +166,7 @@ def _jackknife_variance(left_out: Tensor) -> Tensor:
 
 def _same_point(gram: Gram, rows: Tensor) -> Tensor:
     """The part of Kψ at each point that comes from the point itself: κ(x_a, x_a) ψ(x_a)."""
-    if gram.independent or gram.outputs == 1:
+    if gram.layout.per_point == 1:
         return gram.fold(gram.diagonal().double()[..., None]) * rows
     values = rows[0].reshape(len(gram), gram.outputs, -1)
     parts = []

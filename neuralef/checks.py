@@ -114,17 +114,6 @@ def _check_alike(first: Tensor, second: Tensor, names: tuple[str, str]) -> None:
         )
 
 
-def check_pair(x1: Tensor, x2: Tensor) -> None:
-    """The two arguments of a vector kernel: (n1, d) and (n2, d), alike."""
-    for x in (x1, x2):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"this kernel takes points (n, d), got {type(x).__name__}")
-    if x1 is not x2:
-        check_alike(x1, x2, ("x1", "x2"))
-    if x1.ndim < 2:
-        raise ValueError(f"x1 must be (n, d), got {tuple(x1.shape)}")
-
-
 def check_count(value: Any, name: str, least: int = 1) -> int:
     """A whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -17,6 +16,7 @@ from torch import Tensor
 class Layout:
     """The number c of outputs, and whether each has an eigenproblem of its own.
 
+    >>> import torch
     >>> Layout(outputs=3).fold(torch.zeros(5, 3, 2)).shape
     torch.Size([1, 15, 2])
     >>> Layout(outputs=3, independent=True).fold(torch.zeros(5, 3, 2)).shape

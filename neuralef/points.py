@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,19 @@ def points_at_once(x: Points) -> int:
     """How many points a network may see at once: bounds the memory of its hidden layers."""
     size = sum(tensor[0].numel() for tensor in tensors_of(x))
     return max(1, min(POINTS_AT_ONCE, NUMBERS_AT_ONCE // max(1, size)))
+
+
+def evaluate(network: Callable[[Any], Tensor], x: Points) -> Tensor:
+    """network(x) in parts, without gradients."""
+    with torch.no_grad():
+        return torch.cat([network(part) for part in x.split(points_at_once(x))])
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """All points of several sets, one after the other."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts))
+    return PointDict({key: torch.cat([part[key] for part in parts]) for key in parts[0]})
 
 
 def flat(x: Points) -> Tensor:

@@ -26,6 +26,46 @@ def silence(wanted: bool = True) -> Iterator[None]:
         _silent.reset(token)
 
 
+class Display:
+    """The line: what is done of a total, what is told of it, and how long the rest may take.
+
+    It is shown on a terminal and not within another one, unless `shown` says so.
+    """
+
+    def __init__(
+        self, what: str, unit: str, total: int, done: int = 0, shown: bool | None = None
+    ) -> None:
+        self.what, self.unit, self.total, self.first = what, unit, total, done
+        self.shown = not _silent.get() and on_terminal() if shown is None else shown
+        self.start = self.last = time.monotonic()
+        self.width = 0
+
+    def __enter__(self) -> Display:
+        _silent.set(self.shown or _silent.get())  # work within this one
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.shown:
+            _silent.set(False)
+        if self.width:
+            self._write("")
+
+    def advance(self, done: int, told: str = "") -> None:
+        """Say that so much is done, if it is time."""
+        now = time.monotonic()
+        if self.shown and now - self.start >= PATIENCE and now - self.last >= EVERY:
+            share = (now - self.start) / max(1, done - self.first)
+            left = _duration(share * (self.total - done))
+            line = f"{self.what}: {done:,} of {self.total:,} {self.unit}, {left} left"
+            self._write(f"{line}, {told}" if told else line)
+            self.last = now
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write(f"\r{line:<{self.width}}" if line else f"\r{'':<{self.width}}\r")
+        sys.stderr.flush()
+        self.width = len(line)
+
+
 def watched(parts: Sequence[Points], what: str) -> Iterator[Points]:
     """The parts, one after another; a terminal is told how many of their points are done.
 
@@ -33,26 +73,12 @@ def watched(parts: Sequence[Points], what: str) -> Iterator[Points]:
     >>> [len(part) for part in watched(torch.ones(5, 3).split(2), "points")]
     [2, 2, 1]
     """
-    shown = not _silent.get() and on_terminal()
-    total, done, width = sum(map(len, parts)), 0, 0
-    start = last = time.monotonic()
-    _silent.set(shown or _silent.get())  # passes within this one
-    try:
+    done = 0
+    with Display(what, "points", sum(map(len, parts))) as display:
         for part in parts:
             yield part
             done += len(part)
-            now = time.monotonic()
-            if shown and now - start >= PATIENCE and now - last >= EVERY:
-                line = f"{what}: {done:,} of {total:,} points, {_left(now - start, done, total)}"
-                sys.stderr.write(f"\r{line:<{width}}")
-                sys.stderr.flush()
-                width, last = len(line), now
-    finally:
-        if shown:
-            _silent.set(False)
-        if width:
-            sys.stderr.write(f"\r{'':<{width}}\r")
-            sys.stderr.flush()
+            display.advance(done)
 
 
 def on_terminal() -> bool:
@@ -63,6 +89,6 @@ def on_terminal() -> bool:
         return False
 
 
-def _left(seconds: float, done: int, total: int) -> str:
-    minutes, seconds = divmod(round(seconds * (total - done) / done), 60)
-    return f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

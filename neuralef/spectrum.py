@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,24 @@ from torch import Tensor, nn
 from neuralef.certificate import Certificate, certify
 from neuralef.checks import check_alike, check_count, check_finite, check_points
 from neuralef.gram import Gram
+from neuralef.kernels.base import Kernel
+from neuralef.layout import Layout
 from neuralef.memory import CHUNK
-from neuralef.points import PointDict, Points, points_at_once, tensors_of
+from neuralef.points import PointDict, Points, points_at_once
+from neuralef.serialization import (
+    below,
+    describe,
+    passed,
+    read_tensors,
+    rebuild,
+    tensors_alone,
+    write_tensors,
+)
+
+VALIDATION = "validation."
+# The functions at the example point, by which a model or a network that is passed is known again.
+PROBE = "probe"
+BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
 
 
 class Spectrum(nn.Module):
@@ -43,8 +61,7 @@ class Spectrum(nn.Module):
         residuals: Tensor,
         mean_diagonal: Tensor,
         example: Points,
-        outputs: int = 1,
-        independent: bool = False,
+        layout: Layout = Layout(),  # noqa: B008
         solver: dict[str, Any] | None = None,
         history: list[dict[str, Any]] | None = None,
     ) -> None:
@@ -53,19 +70,29 @@ class Spectrum(nn.Module):
         `example` is one point of the data, whose shape, dtype and device new points must have.
         """
         super().__init__()
-        self.network = network.eval()
-        self.outputs, self.independent = outputs, independent
+        self.network, self.layout = network.eval(), layout
         self.solver = solver or {}
         self.history = history or []
         self.validation: Certificate | None = None
-        first = slice(None) if independent else 0
-        self.register_buffer("rotation", rotation.double()[first].contiguous())
-        self.register_buffer("eigenvalues", eigenvalues.double()[first])
-        self.register_buffer("residuals", residuals.double()[first])
-        self.register_buffer("mean_diagonal", mean_diagonal.double()[first])
+        of_groups = layout.unfold_groups
+        self.register_buffer("rotation", of_groups(rotation.double()).contiguous())
+        self.register_buffer("eigenvalues", of_groups(eigenvalues.double()))
+        self.register_buffer("residuals", of_groups(residuals.double()))
+        self.register_buffer("mean_diagonal", of_groups(mean_diagonal.double()))
         self.example_keys = None if isinstance(example, Tensor) else list(example)
-        for number, tensor in enumerate(tensors_of(example)):
+        tensors = [example] if isinstance(example, Tensor) else example.values()
+        for number, tensor in enumerate(tensors):
             self.register_buffer(f"example{number}", tensor.detach().clone())
+
+    @property
+    def outputs(self) -> int:
+        """The number c of outputs."""
+        return self.layout.outputs
+
+    @property
+    def independent(self) -> bool:
+        """Whether each output has eigenpairs of its own."""
+        return self.layout.independent
 
     @property
     def k(self) -> int:
@@ -110,8 +137,9 @@ class Spectrum(nn.Module):
     def rotate(self, values: Tensor) -> Tensor:
         """ψ from the network's own functions: (n, m) to (n, k), or (n, c, m) to (n, c, k)."""
         # float64, since a rotation out of nearly dependent functions cancels leading digits
-        product = "ncm,cmk->nck" if self.independent else "...m,mk->...k"
-        return torch.einsum(product, values.double(), self.rotation.double()).to(values.dtype)
+        rotation = self.layout.fold_groups(self.rotation)
+        rotated = self.layout.fold(values).double() @ rotation.double()
+        return self.layout.unfold(rotated).to(values.dtype)
 
     def features(self, x: Points) -> Tensor:
         """√μ_j ψ_j(x), whose inner products are the kernel: (n, k), or (n, c, k)."""
@@ -120,10 +148,8 @@ class Spectrum(nn.Module):
 
     def kernel(self, x1: Points, x2: Points) -> Tensor:
         """Σ_j μ_j ψ_j(x1) ψ_j(x2): (n1, n2), joint (n1·c, n2·c) or independent (c, n1, n2)."""
-        first, second = self.features(x1), self.features(x2)
-        if self.independent:
-            return first.movedim(1, 0) @ second.permute(1, 2, 0)
-        return first.reshape(-1, self.k) @ second.reshape(-1, self.k).T
+        first, second = (self.layout.fold(self.features(x)) for x in (x1, x2))
+        return self.layout.unfold_groups(first @ second.mT)
 
     def truncate(self, k: int) -> Spectrum:
         """The first k pairs, on the same network."""
@@ -159,11 +185,7 @@ class Spectrum(nn.Module):
 
     def _alike(self, rotation: Tensor, eigenvalues: Tensor, residuals: Tensor) -> Spectrum:
         tensors = (rotation, eigenvalues, residuals, self.mean_diagonal)
-        folded = [tensor if self.independent else tensor[None] for tensor in tensors]
-        return Spectrum(
-            self.network, folded[0], folded[1], folded[2], folded[3], self.point, self.outputs,
-            self.independent, self.solver, self.history,
-        )  # fmt: skip
+        return _unfolded(self.network, tensors, self.point, self.layout, self.solver, self.history)
 
     def certificate(self, gram: Gram) -> Certificate:
         """Judge the pairs on a Gram of fresh points, which training has not seen."""
@@ -171,23 +193,122 @@ class Spectrum(nn.Module):
             raise TypeError(
                 f"a certificate needs a Gram of fresh points, got {type(gram).__name__}"
             )
-        if (gram.outputs, gram.independent) != (self.outputs, self.independent):
-            raise ValueError(
-                f"the spectrum has {self.outputs} outputs, the Gram {gram.outputs} "
-                f"(independent: {self.independent} and {gram.independent})"
-            )
+        if gram.layout != self.layout:
+            raise ValueError(f"the spectrum has {self.layout}, the Gram {gram.layout}")
         with torch.no_grad():
             psi = self(gram.x)
         return certify(gram, psi, self.eigenvalues)
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file that `neuralef.load` reads, whole or not at all."""
-        from neuralef.serialization.files import save_spectrum
+        write_tensors(Path(path), "spectrum", *self.pack())
 
-        save_spectrum(self, Path(path))
+    def pack(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """All of it as a JSON header and tensors; a user's own modules are tensors only."""
+        header = {
+            "network": describe(self.network) or {"passed": "network"},
+            "layout": dataclasses.asdict(self.layout),
+            "example": self.example_keys,
+            "solver": self.solver,
+            "history": self.history,
+        }
+        with torch.no_grad():
+            tensors = {**tensors_alone(self), PROBE: self(self.point)}
+        if self.validation is not None:
+            fields = dataclasses.asdict(self.validation)
+            header["validation_points"] = fields.pop("points")
+            tensors |= {VALIDATION + name: value for name, value in fields.items()}
+        return header, tensors
 
     def extra_repr(self) -> str:
         """What `print(spectrum)` tells."""
         values = ", ".join(f"{value:.4g}" for value in self.eigenvalues.flatten()[:6].tolist())
         more = ", …" if self.eigenvalues.numel() > 6 else ""
         return f"rank={self.rank}, outputs={self.outputs}, eigenvalues=[{values}{more}]"
+
+
+def load(
+    path: str | Path,
+    *,
+    network: nn.Module | None = None,
+    kernel: Kernel | None = None,
+    feature_map: Callable[[Any], Tensor] | Kernel | None = None,
+    model: nn.Module | None = None,
+    device: str | torch.device = "cpu",
+) -> Spectrum:
+    """Read a spectrum that `Spectrum.save` wrote.
+
+    Our own networks and kernels are rebuilt from the file; a `network`, a `kernel`, a `feature_map`
+    (or the kernel that has it), or the `model` of an NTK is passed in, made as it was made for the
+    solver. A network gets its tensors from the file, and so do copies of the others.
+    """
+    path = Path(path)
+    header, tensors = read_tensors(path, "spectrum")
+    given = {"network": network, "kernel": kernel, "feature_map": feature_map, "model": model}
+    return unpack(path, header, tensors, given, device)
+
+
+def unpack(
+    path: Path,
+    header: dict[str, Any],
+    tensors: dict[str, Tensor],
+    given: dict[str, Any],
+    device: str | torch.device,
+) -> Spectrum:
+    """The spectrum that `Spectrum.pack` packed, made around what the user passes."""
+    try:
+        own = type(given["network"]).__name__ == header["network"].get("class")
+        network = given["network"] if own else rebuild(header["network"], given)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} {error}") from error
+    try:
+        probe = tensors.pop(PROBE)
+        spectrum = _assembled(network, header, dict(tensors)).to(device)
+        if passed(header["network"]):
+            _recognise(spectrum, probe)
+        return spectrum
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"{path} is damaged, or what was passed does not fit it: {type(error).__name__} {error}"
+        ) from error
+
+
+def _assembled(network: nn.Module, header: dict[str, Any], tensors: dict[str, Tensor]) -> Spectrum:
+    certificate = below(VALIDATION, tensors)
+    tensors = {name: t for name, t in tensors.items() if not name.startswith(VALIDATION)}
+    layout, keys = Layout(**header["layout"]), header["example"]
+    parts = [tensors[f"example{number}"] for number in range(len(keys or "x"))]
+    example = parts[0] if keys is None else PointDict(zip(keys, parts, strict=True))
+    buffers = tuple(tensors[name] for name in BUFFERS)
+    spectrum = _unfolded(network, buffers, example, layout, header["solver"], header["history"])
+    for name, value in (*spectrum.named_parameters(), *spectrum.named_buffers()):
+        if name in tensors:
+            value.data = value.data.to(tensors[name].dtype)  # in place, so that ties stay tied
+    state = spectrum.state_dict()
+    others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    spectrum.load_state_dict(tensors | others)  # a model's own extra state is in no file of ours
+    if certificate:
+        spectrum.validation = Certificate(points=header["validation_points"], **certificate)
+    return spectrum
+
+
+def _unfolded(
+    network: nn.Module, buffers: tuple[Tensor, ...], example: Points, layout: Layout,
+    solver: dict[str, Any], history: list[dict[str, Any]],
+) -> Spectrum:  # fmt: skip
+    """A spectrum of tensors that are not folded, in the order of `BUFFERS`."""
+    rotation, eigenvalues, residuals, diagonal = (layout.fold_groups(t) for t in buffers)
+    return Spectrum(
+        network, rotation, eigenvalues, residuals, diagonal, example, layout, solver, history
+    )
+
+
+def _recognise(spectrum: Spectrum, probe: Tensor) -> None:
+    """Refuse what gives other functions than those that were saved, by their values at a point."""
+    with torch.no_grad():
+        values = spectrum(spectrum.point).to(probe)
+    if not torch.allclose(values, probe, rtol=1e-2, atol=1e-2 * float(probe.abs().max())):
+        raise ValueError(
+            "what was passed does not give the functions that were saved: make it as it was made "
+            "for the solver, with the same settings and seed"
+        )

@@ -1,13 +1,21 @@
-"""A step of a training that a GPU captures once and replays."""
+"""What every training shares: a step that a GPU captures once, batches, rates, and a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from neuralef.serialization import below, check_writable, read_tensors, write_tensors
 
 WARM_UP = 5  # steps before one is captured: libraries choose their algorithms in them
+CHECKPOINT_SECONDS = 30.0
 
 
 class Replayed:
@@ -45,3 +53,156 @@ class Replayed:
         with torch.cuda.graph(graph):
             self.function(self.index)
         return graph
+
+
+class Step:
+    """One step of a training: `backward(index)` fills the gradients, the optimiser descends.
+
+    `optimizer` is a class of torch's, `options` what it takes beside the rate, which each call
+    says; `captured` steps are replayed on a GPU.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> step = Step(torch.optim.SGD, layer.parameters(), lambda index: layer(index).sum().backward())
+    >>> step(torch.ones(1, 1), rate=0.1)
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        parameters: Iterable[nn.Parameter],
+        backward: Callable[[Tensor], None],
+        *,
+        captured: bool = False,
+        **options: Any,
+    ) -> None:
+        parameters = list(parameters)
+        device = parameters[0].device
+        self.backward = backward
+        # a tensor, so that a captured step reads the rate of the day
+        self.rate = torch.zeros((), device=device if device.type == "cuda" else "cpu")
+        cuda = self.rate.is_cuda
+        self.optimizer = optimizer(parameters, lr=self.rate if cuda else 0.0, **options)
+        self.replayed = Replayed(self._run, captured and cuda)
+
+    def __call__(self, index: Tensor, rate: float) -> None:
+        """Descend the loss of some points."""
+        self.rate.fill_(rate)
+        if not self.rate.is_cuda:
+            self.optimizer.param_groups[0]["lr"] = rate
+        self.replayed(index)
+
+    def _run(self, index: Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.backward(index)
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the optimiser remembers of each parameter."""
+        return {
+            f"{number}.{key}": value
+            for number, state in self.optimizer.state_dict()["state"].items()
+            for key, value in state.items()
+        }
+
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Remember it again."""
+        state, parameters = self.optimizer.state_dict(), self.optimizer.param_groups[0]["params"]
+        for name, value in tensors.items():
+            number, key = name.split(".")
+            like = parameters[int(number)].detach()
+            if value.shape == like.shape:  # in its order in memory, which fused optimisers ask for
+                value = torch.empty_like(like).copy_(value)
+            state["state"].setdefault(int(number), {})[key] = value
+        self.optimizer.load_state_dict(state)
+        if self.rate.is_cuda:  # loading has put a copy in its place
+            self.optimizer.param_groups[0]["lr"] = self.rate
+
+
+def autocast(device: torch.device, half: bool) -> torch.autocast:
+    """bfloat16 if `half`; the cache of casts would outlive a captured step."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False)
+
+
+def one_cycle(share: float, rising: float = 0.3, start: float = 0.04) -> float:
+    """The factor of the rate when so much of a training is done: cosines up to 1, down to 0."""
+    if share < rising:
+        return start + (1 - start) * _ramp(share / rising)
+    return 1 - _ramp((share - rising) / (1 - rising))
+
+
+def _ramp(t: float) -> float:
+    return (1 - math.cos(math.pi * t)) / 2
+
+
+class Batches:
+    """The mini-batch of each step: passes over shuffled data, without the last partial batch.
+
+    They are functions of (seed, step) alone, so a run that resumes goes on where it stopped.
+    """
+
+    def __init__(self, points: int, batch_size: int, seed: int, device: torch.device) -> None:
+        self.points, self.size = points, min(points, batch_size)
+        self.per_pass = points // self.size
+        self.seed, self.device = seed, device
+        self._pass, self._order = -1, torch.empty(0)
+
+    def __getitem__(self, step: int) -> Tensor:
+        number, position = divmod(step, self.per_pass)
+        if number != self._pass:
+            generator = torch.Generator().manual_seed(stream(self.seed, number))
+            self._order = torch.randperm(self.points, generator=generator).to(self.device)
+            self._pass = number
+        return self._order[position * self.size : (position + 1) * self.size]
+
+
+def stream(seed: int, number: int) -> int:
+    """Distinct seeds for every (seed, number), mixed by a large odd constant."""
+    return (seed * 0x9E3779B97F4A7C15 + number) % 2**63
+
+
+class Checkpoint:
+    """The file of a run: taken up if it is there, refused if it is of another run."""
+
+    def __init__(self, path: Path, kind: str, run: dict[str, Any]) -> None:
+        self.path, self.kind, self.run = path, kind, json.loads(json.dumps(run))
+        if path.is_dir():
+            raise ValueError(f"the checkpoint {path} is a folder: name a file")
+        check_writable(path.parent)
+        self.written = time.perf_counter()
+
+    def read(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """What the file holds, if it is there."""
+        if not self.path.exists():
+            return None
+        header, tensors = read_tensors(self.path, self.kind)
+        differing = [key for key in self.run if header["run"].get(key) != self.run[key]]
+        if differing:
+            raise ValueError(
+                f"the checkpoint {self.path} is of another run: {', '.join(differing)} differ; "
+                "give this run a checkpoint of its own, or remove the file"
+            )
+        return header, tensors
+
+    def due(self) -> bool:
+        """Whether the last writing is long enough ago."""
+        return time.perf_counter() - self.written > CHECKPOINT_SECONDS
+
+    def write(self, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Write the file, whole or not at all."""
+        write_tensors(self.path, self.kind, {"run": self.run, **header}, tensors)
+        self.written = time.perf_counter()
+
+
+def joined(parts: dict[str, Any]) -> dict[str, Tensor]:
+    """The state dicts of several things in one."""
+    return {
+        f"{part}.{name}": value
+        for part, thing in parts.items()
+        for name, value in thing.state_dict().items()
+    }
+
+
+def parted(parts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Give each thing its state dict back."""
+    for part, thing in parts.items():
+        thing.load_state_dict(below(f"{part}.", tensors))

@@ -9,21 +9,19 @@ from typing import Annotated
 
 import typer
 
-from neuralef.cli.app import ended
-from neuralef.cli.shared import (
+from neuralef.cli import (
     Device,
     Json,
     Overwrite,
     Seed,
     check_device,
+    ended,
     finish,
-    name_of,
     opened_run,
-    option,
     report_lines,
 )
 
-# The studies, and the files that each needs.
+# The studies, and the files that each can take.
 STUDIES: dict[str, tuple[str, ...]] = {
     "classic": (),
     "toy": (),
@@ -32,11 +30,19 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "laplace": ("data", "checkpoint"),
     "trajectory": ("data",),
 }
+ABOUT = {
+    "classic": "Fig. 2: two kernels whose eigenfunctions are known, by every solver.",
+    "toy": "Fig. 3: points in the plane by eigenfunctions of NN-GP kernels.",
+    "mnist": "Table 1: digits by eigenfunctions of a convolutional NN-GP kernel.",
+    "ntk": "Figs. 5 and 6: the tangent kernel of a ResNet of two classes.",
+    "laplace": "Table 3 and Fig. 7: linearised Laplace beside its baselines.",
+    "trajectory": "Appendix C.3: posteriors from the iterates of SGD, under corruptions too.",
+}
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="The studies of the paper: tables, figures and result.json.",
+    help="The studies of the paper: result.json and figures. Quick ones need no data.",
 )
 
 
@@ -45,14 +51,16 @@ def command(study: str) -> Callable[..., None]:
 
     def run(
         preset: Annotated[
-            str, typer.Option(help="quick, or paper for the full scale; of laplace also shared.")
+            str, typer.Option(help="quick, paper for the full scale, or shared (of laplace).")
         ] = "quick",
         out: Annotated[
             Path | None, typer.Option("--out", "-o", help="Folder for the results.")
         ] = None,
         data: Annotated[
             Path | None,
-            option("Folder of the published data, where needed.", otherwise="$NEURALEF_DATA"),
+            typer.Option(
+                help="Folder of the published data, where needed.", show_default="$NEURALEF_DATA"
+            ),
         ] = None,
         checkpoint: Annotated[
             Path | None,
@@ -73,7 +81,7 @@ def command(study: str) -> Callable[..., None]:
         module = import_module(f"paper.{study}")
         check_choice(preset, "preset", tuple(module.PRESETS))
         folder = out or Path("runs") / f"{study}-{preset}"
-        sources = {name: name_of(given[name]) for name in STUDIES[study]}
+        sources = {name: str(given[name]) if given[name] else None for name in STUDIES[study]}
         with opened_run(folder, study, overwrite, again="go on where it can"):
             check_device(device)
             report = report_lines(show_json)
@@ -84,16 +92,15 @@ def command(study: str) -> Callable[..., None]:
 
 
 for study in STUDIES:
-    app.command(study, help=f"Run the study {study} of the paper.")(command(study))
+    app.command(study, help=ABOUT[study])(command(study))
 
 
 @app.command()
 def show(
-    run: Annotated[Path, typer.Argument(help="Folder that a study wrote.")],
-    show_json: Json = False,
+    run: Annotated[Path, typer.Argument(help="Folder that a study wrote.")], show_json: Json = False
 ) -> None:
     """Print the result of a study."""
-    from neuralef.report.record import read_result
+    from neuralef.report import read_result
     from paper import tables
 
     result = read_result(run)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from neuralef.report.calibration import picture, scores
+from neuralef.report import picture, scores
 
 
 class Tunable(Protocol):

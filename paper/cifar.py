@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paper.data import read_images
+from paper.data import read_images, stand_ins
 
 CLASSES = (0, 1)  # airplanes and automobiles
 MEAN, SPREAD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -29,11 +29,16 @@ def normalised(images: Tensor, device: str) -> Tensor:
     return (images.to(device).float() / 255 - mean) / spread
 
 
-def read_pair(images: int, test_images: int, data: str | None, device: str) -> Images:
-    """The first so many airplanes and automobiles of CIFAR-10."""
+def read_pair(
+    images: int, test_images: int, data: str | None, device: str, synthetic: bool = False
+) -> Images:
+    """The first so many airplanes and automobiles of CIFAR-10, or synthetic images of two kinds."""
     parts = []
     for split, count in (("train", images), ("test", test_images)):
-        pixels, labels = read_images("cifar10", split, data)
+        if synthetic:
+            pixels, labels = stand_ins("cifar10", split, count, classes=2)
+        else:
+            pixels, labels = read_images("cifar10", split, data)
         chosen = torch.isin(labels, torch.tensor(CLASSES)).nonzero()[:count, 0]
         parts += [normalised(pixels[chosen], device), labels[chosen].to(device)]
     return Images(*parts)

@@ -7,8 +7,6 @@ ours.
 
 from __future__ import annotations
 
-import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,37 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuralef.cli.quadrature import legendre, quadrature_spectrum
-from neuralef.kernels import RBF, Kernel, Polynomial
-from neuralef.metrics import eigenfunction_error
-from neuralef.report.record import write_figure, write_result
+from neuralef.cli import PROBLEMS, Problem, compare, legendre, quadrature_spectrum, solve_quietly
+from neuralef.kernels import RBF
+from neuralef.report import write_figure, write_result
 from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN
-from neuralef.spectrum import Spectrum
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A kernel under a uniform distribution in one dimension."""
-
-    name: str
-    formula: str
-    kernel: Kernel
-    low: float
-    high: float
-
-    def sample(self, n: int, seed: int) -> Tensor:
-        """n points in float64."""
-        generator = torch.Generator().manual_seed(seed)
-        uniform = torch.rand(n, 1, dtype=torch.float64, generator=generator)
-        return self.low + (self.high - self.low) * uniform
-
-
-PROBLEMS = (
-    Problem("rbf", "exp(−‖x−x′‖²/2) on U[−2, 2]", RBF(lengthscale=1.0), -2.0, 2.0),
-    Problem("polynomial", "(x·x′ + 1.5)⁴ on U[−1, 1]", Polynomial(degree=4, bias=1.5), -1.0, 1.0),
-)
 
 
 @dataclass(frozen=True)
@@ -110,26 +83,6 @@ def approximate_solvers(problem: Problem, k: int, n: int, seed: int) -> dict[str
     if isinstance(problem.kernel, RBF):
         solvers["random-features"] = RandomFeatures(k, features=1000, seed=seed)
     return solvers
-
-
-def solve_quietly(solver: Solver, problem: Problem, x: Tensor) -> tuple[Spectrum, float]:
-    """The spectrum and the seconds; that the polynomial has rank 5 needs no warning each time."""
-    gram = problem.kernel.gram(x)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="found .* eigenpairs")
-        start = time.perf_counter()
-        spectrum = solver.solve(gram)
-        return spectrum, time.perf_counter() - start
-
-
-def compare(
-    spectrum: Spectrum, truth: Spectrum, x: Tensor, weights: Tensor | None = None
-) -> Tensor:
-    """Errors of the pairs that both hold, at points x of any dtype."""
-    pairs = min(spectrum.k, truth.k)
-    with torch.no_grad():
-        found, exact = spectrum(x.to(spectrum.dtype))[:, :pairs], truth(x)[:, :pairs]
-    return eigenfunction_error(found, exact, weights)
 
 
 def measure_errors(

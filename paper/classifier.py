@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,16 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count
-from neuralef.data.augment import crop_and_flip
-from neuralef.serialization.files import below, read_tensors, write_tensors
-from neuralef.training import Replayed
+from neuralef.data import crop_and_flip
+from neuralef.training import Checkpoint, Step, autocast, joined, one_cycle, parted, stream
 
-SAVE_EVERY = 30.0  # seconds between checkpoints
-CLASSIFIER = "neuralef classifier 1"
 # share of the training ↦ factor of the learning rate; and whether the momentum is Nesterov's
 SCHEDULES: dict[str, tuple[Callable[[float], float], bool]] = {
     # up to 1 over a quarter of the time, then down to 0, by cosines
-    "cycle": (lambda t: _rise(t / 0.25 if t < 0.25 else 1 - (t - 0.25) / 0.75), True),
+    "cycle": (lambda t: one_cycle(t, rising=0.25, start=0.0), True),
     # of the paper: a tenth after 80 and after 120 of 150 epochs
     "steps": (lambda t: 0.1 ** ((t >= 80 / 150) + (t >= 120 / 150)), False),
     # of the paper's trajectories, over 200 epochs: the same, then up again, and level
@@ -37,10 +32,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Be what it was."""
-
-
-def _rise(t: float) -> float:
-    return (1 - math.cos(math.pi * t)) / 2
 
 
 def _trajectory(epoch: float) -> float:
@@ -78,33 +69,47 @@ def train_classifier(
     check_count(epochs, "epochs")
     per_epoch = _batches(x, labels, batch_size)
     factor, nesterov = SCHEDULES[schedule]
-    training = _Training(model, x, labels, weight_decay, nesterov, compiled)
-    training.alongside = alongside or {}
+    logits_of = torch.compile(model, dynamic=False) if compiled else model
+    loss = torch.zeros((), device=x.device)
+
+    def backward(index: Tensor) -> None:
+        with autocast(x.device, x.is_cuda):
+            logits = logits_of(crop_and_flip(x[index]))
+        value = _loss(logits.float(), labels[index])
+        value.backward()
+        loss.lerp_(value.detach(), 0.05)
+
+    step = Step(
+        torch.optim.SGD, model.parameters(), backward, captured=True, momentum=0.9,
+        nesterov=nesterov, weight_decay=weight_decay, fused=x.is_cuda or None,
+    )  # fmt: skip
     settings = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
         "weight_decay": weight_decay, "schedule": schedule, "seed": seed,
-        "images": len(x),
+        "images": len(x), "alongside": sorted(alongside or {}),
     }  # fmt: skip
-    first = 0 if checkpoint is None else training.load(checkpoint, settings)
-    saved = time.monotonic()
+    kept: dict[str, Any] = {"model": model, "optimizer": step, **(alongside or {})}
+    file = None if checkpoint is None else Checkpoint(checkpoint, "classifier", settings)
+    found = None if file is None else file.read()
+    if found is not None:
+        parted(kept, found[1])
+    first = 0 if found is None else int(found[0]["epoch"])
     model.train()
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         for epoch in range(first, epochs):
             # an epoch's random numbers are its own, so that a training that goes on is the same
-            torch.manual_seed((seed * 0x9E3779B97F4A7C15 + epoch) % 2**63)
+            torch.manual_seed(stream(seed, epoch))
             order = torch.randperm(len(x), device=x.device)
             for position in range(per_epoch):
                 share = (epoch * per_epoch + position) / (epochs * per_epoch)
                 index = order[position * batch_size : (position + 1) * batch_size]
-                training.step(index, learning_rate * factor(share))
+                step(index, learning_rate * factor(share))
                 after(epoch * per_epoch + position + 1)
             done = epoch + 1
             if done % max(1, epochs // 5) == 0:
-                report(f"classifier: epoch {done} of {epochs}, loss {float(training.loss):.3f}")
-            late = time.monotonic() - saved > SAVE_EVERY
-            if checkpoint is not None and (late or done == epochs):
-                training.save(checkpoint, settings, done)
-                saved = time.monotonic()
+                report(f"classifier: epoch {done} of {epochs}, loss {float(loss):.3f}")
+            if file is not None and (file.due() or done == epochs):
+                file.write({"epoch": done}, joined(kept))
     return model.eval()
 
 
@@ -115,74 +120,6 @@ def _batches(x: Tensor, labels: Tensor, batch_size: int) -> int:
     if labels.is_floating_point():
         raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
     return len(x) // batch_size
-
-
-class _Training:
-    """A model, its optimizer, and one step, which a GPU replays."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        labels: Tensor,
-        weight_decay: float,
-        nesterov: bool,
-        compiled: bool = False,
-    ) -> None:
-        self.model, self.x, self.labels = model, x, labels
-        self.logits = torch.compile(model, dynamic=False) if compiled else model
-        self.alongside: dict[str, Stateful] = {}
-        self.rate = torch.zeros((), device=x.device)
-        self.optimizer = torch.optim.SGD(
-            model.parameters(), lr=self.rate, momentum=0.9, nesterov=nesterov,
-            weight_decay=weight_decay, fused=x.is_cuda or None,
-        )  # fmt: skip
-        self.loss = torch.zeros((), device=x.device)
-        self.replayed = Replayed(self._run, x.is_cuda)
-
-    def step(self, index: Tensor, rate: float) -> None:
-        """Descend the loss of some images."""
-        self.rate.fill_(rate)
-        self.replayed(index)
-
-    def _run(self, index: Tensor) -> None:
-        kind = self.x.device.type
-        self.optimizer.zero_grad()
-        with torch.autocast(kind, torch.bfloat16, enabled=self.x.is_cuda, cache_enabled=False):
-            logits = self.logits(crop_and_flip(self.x[index]))
-        value = _loss(logits.float(), self.labels[index])
-        value.backward()
-        self.optimizer.step()
-        self.loss.lerp_(value.detach(), 0.05)
-
-    def save(self, path: Path, settings: dict[str, Any], epoch: int) -> None:
-        """Write the weights and the momentum."""
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for name, value in self.model.named_parameters():
-            tensors[f"momentum.{name}"] = self.optimizer.state[value]["momentum_buffer"]
-        for kind, kept in self.alongside.items():
-            state = kept.state_dict()
-            tensors |= {f"alongside.{kind}.{name}": value for name, value in state.items()}
-        write_tensors(path, CLASSIFIER, settings | {"epoch": epoch}, tensors)
-
-    def load(self, path: Path, settings: dict[str, Any]) -> int:
-        """Read a checkpoint, if there is one; returns the epochs that are over."""
-        if not path.exists():
-            return 0
-        header, tensors = read_tensors(path, CLASSIFIER)
-        if {name: header.get(name) for name in settings} != settings:
-            raise ValueError(f"{path} belongs to a training with other settings: remove it")
-        self.model.load_state_dict(below("model.", tensors))
-        for kind, kept in self.alongside.items():
-            state = below(f"alongside.{kind}.", tensors)
-            if not state:
-                raise ValueError(f"{path} was written without {kind}: remove it")
-            kept.load_state_dict(state)
-        for name, value in self.model.named_parameters():
-            # in the weights' own order in memory, which the fused optimizer asks for
-            buffer = torch.empty_like(value.detach()).copy_(tensors[f"momentum.{name}"])
-            self.optimizer.state[value]["momentum_buffer"] = buffer
-        return int(header["epoch"])
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -16,17 +16,19 @@ from torch import Tensor, nn
 from neuralef.data import blend, crop_and_flip
 from neuralef.gram import FeatureGram
 from neuralef.networks import ActivationHead, ResNet, SharedResNet
-from neuralef.posterior.baselines import MAP
-from neuralef.posterior.predictive import to_probabilities
-from neuralef.posterior.regression import learn_mean
-from neuralef.report.record import timed
+from neuralef.posterior import MAP, learn_mean
+from neuralef.report import timed
 from neuralef.solvers import NeuralEF, Subspace
-from neuralef.solvers.exact import Pairs
 from neuralef.spectrum import Spectrum
-from neuralef.trajectory.moments import refresh_statistics
-from neuralef.trajectory.posterior import TrajectoryPosterior, expected
-from neuralef.trajectory.recorder import MeanRecorder, TrajectoryRecorder
-from neuralef.trajectory.swag import SWA, SWAG
+from neuralef.trajectory import (
+    SWA,
+    SWAG,
+    MeanRecorder,
+    TrajectoryPosterior,
+    TrajectoryRecorder,
+    expected,
+    refresh_statistics,
+)
 from paper.classifier import Stateful, train_classifier
 
 Report = Callable[[str], None]
@@ -217,12 +219,11 @@ class Iterates:
         gram = self.train.gram(samples=samples)
         pairs = self._pairs(gram)
         values = self.test.values[self.test.chosen(samples)].to(self.images.test.device).double()
-        assert pairs.weights is not None
         # ψ = Φw holds wherever the functions are known
         psi = torch.einsum("mnc,cmk->nck", values - values.mean(0), pairs.weights.double())
         return values.mean(0), psi * pairs.eigenvalues.double().sqrt()
 
-    def _pairs(self, gram: FeatureGram) -> Pairs:
+    def _pairs(self, gram: FeatureGram) -> Any:
         return Subspace(self.settings.k, seed=self.seed).pairs(gram, torch.Generator())
 
     def posteriors(self) -> dict[str, Any]:
@@ -261,7 +262,7 @@ class Iterates:
         swa = self.average.outputs(self.images.test)
         values = self.test.values[: self.test.count].to(mean.device).double()
         return {
-            "all recorded functions": torch.stack([to_probabilities(v) for v in values]).mean(0),
+            "all recorded functions": values.softmax(-1).mean(0),
             "SWA + exact top functions": expected(swa, features, True),
             "mean + exact top functions": expected(mean, features, True),
         }

@@ -19,11 +19,8 @@ import torch
 
 from neuralef.laplace import LinearizedLaplace
 from neuralef.metrics import entropy
-from neuralef.posterior.baselines import MAP, TemperatureScaling
-from neuralef.posterior.predictive import FEW_CLASSES
-from neuralef.posterior.tuning import TEMPERING
-from neuralef.report.calibration import scores
-from neuralef.report.record import environment, timed, write_figure, write_result
+from neuralef.posterior import MAP, TemperatureScaling
+from neuralef.report import environment, scores, timed, write_figure, write_result
 from neuralef.solvers import NeuralEF, Subspace
 from paper.calibration import Tunable, over_folds
 from paper.cases import Plan, checkpoint_case, paper_cases, plane_case
@@ -202,10 +199,7 @@ def run(
     for name, value in (("data", data), ("checkpoint", checkpoint)):
         if value is not None and name not in used[chosen.plan.kind]:
             raise ValueError(f"the preset {preset} takes no --{name}")
-    config = asdict(chosen) | {
-        "seed": seed, "checkpoint": _content(checkpoint), "tempering": TEMPERING,
-        "by_pairs_up_to": FEW_CLASSES,
-    }  # fmt: skip
+    config = asdict(chosen) | {"seed": seed, "checkpoint": _content(checkpoint)}
     ledger = Ledger(out / "parts.json", config, environment(device))
     cases: dict[str, Callable[..., Iterator[tuple[str, Case]]]] = {
         "plane": plane_case,

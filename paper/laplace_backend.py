@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import functional_call, grad, vmap
 from torch.utils.data import TensorDataset
-
-from neuralef.jacobian.precision import differentiable
 
 FEW = 8  # prior precisions, for which products of rows are not worth their while
 
@@ -33,14 +31,14 @@ def backend(tangent: Any) -> type:
             self, x: Tensor, outputs: Tensor, enable_backprop: bool = False
         ) -> tuple[Tensor, Tensor]:
             """Of one output a point, (n, 1, p), differentiable in the points."""
-            values = self.model(x).detach()
+            values, names = self.model(x).detach(), self.model.named_parameters()
+            weights = {name: value.detach() for name, value in names if value.requires_grad}
             picks = nn.functional.one_hot(outputs, values.shape[1]).to(values)
 
             def one(weights: dict[str, Tensor], point: Tensor, pick: Tensor) -> Tensor:
-                return tangent.values(weights, point[None])[0] @ pick
+                return functional_call(self.model, weights, (point[None],))[0] @ pick
 
-            with differentiable():
-                parts = vmap(grad(one), in_dims=(None, 0, 0))(tangent.weights(), x, picks)
+            parts = vmap(grad(one), in_dims=(None, 0, 0))(weights, x, picks)
             return torch.cat([part.flatten(1) for part in parts.values()], dim=1)[:, None], values
 
     return Backend

@@ -15,16 +15,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from neuralef.checks import check_choice, check_count, check_positive
-from neuralef.jacobian.folding import fold_batch_norm
-from neuralef.jacobian.tangent import JACOBIAN_CHUNK, Tangent
+from neuralef.jacobian import Tangent, fold_batch_norm
 from neuralef.memory import device_kind
 from neuralef.metrics import nll
 from neuralef.points import Points, points_at_once
-from neuralef.posterior.baselines import MAP
-from neuralef.posterior.likelihood import Gaussian
-from neuralef.posterior.predictive import METHODS as PREDICTIVES
-from neuralef.posterior.predictive import predictive_for, probabilities, to_probabilities
-from neuralef.posterior.tuning import minimise, tempering
+from neuralef.posterior import (
+    MAP,
+    PREDICTIVES,
+    Gaussian,
+    minimise,
+    predictive_for,
+    probabilities,
+    tempering,
+)
 from neuralef.sketching import even_normals
 from paper.laplace_backend import (
     Diagonal,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 AT_ONCE = 1024  # points whose probabilities are made
+JACOBIAN_NUMBERS = {"cpu": 2**24, "cuda": 2**29}  # of the Jacobians that are made at once
 METHODS = {  # whose weights laplace-torch treats, and how
     "last-layer": ("last_layer", "full"), "diagonal": ("all", "diag"), "kfac": ("all", "kron"),
     "full": ("all", "full"), "ella": ("all", "gp"), "valla": ("all", "gp"),
@@ -118,7 +122,7 @@ class LaplaceTorch(MAP):
         network = copy.deepcopy(self.model) if last else fold_batch_norm(self.model)
         part = last_layer(self.model, x[:1]) if last else network  # whose Jacobians are made
         numbers = logits.shape[1] * sum(value.numel() for value in part.parameters())
-        most = min(points_at_once(x), JACOBIAN_CHUNK[device_kind(x.device)] // numbers)
+        most = min(points_at_once(x), JACOBIAN_NUMBERS[device_kind(x.device)] // numbers)
         self._at_once = self.batch_size or max(1, most)
         self.prior_precision_, self.temperature_ = self.prior_precision or 1.0, 1.0
         self.predictive_ = self.predictive or predictive_for(logits.shape[1])
@@ -258,7 +262,7 @@ class LaplaceTorch(MAP):
             return lambda τ: probabilities(found.mean, τ * found.covariance, self.predictive_)
         normals = even_normals(self.draws, found.mean.shape[1], self.seed)
         moves = found.moves(normals.to(found.mean.device))
-        return lambda τ: to_probabilities(found.mean + τ**0.5 * moves).mean(0)
+        return lambda τ: (found.mean + τ**0.5 * moves).softmax(-1).mean(0)
 
 
 @dataclass(frozen=True)

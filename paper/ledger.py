@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from neuralef.serialization.files import write_json
+from neuralef.report import write_json
 
 
 class Ledger:

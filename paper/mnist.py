@@ -19,10 +19,10 @@ from neuralef.gram import FeatureGram, Gram
 from neuralef.kernels import NNGP, RBF, Kernel, Polynomial
 from neuralef.metrics import cosines
 from neuralef.networks import SharedCNN, StackedCNN
-from neuralef.report.record import timed, write_figure, write_result
+from neuralef.report import timed, write_figure, write_result
 from neuralef.solvers import NeuralEF, Subspace
 from neuralef.spectrum import Spectrum
-from paper.data import read_images
+from paper.data import must_stand_in, read_images, stand_ins
 from paper.device import tuned_convolutions
 
 Report = Callable[[str], None]
@@ -34,7 +34,10 @@ SHOWN = 2000
 
 @dataclass(frozen=True)
 class Preset:
-    """How large the study is; `dedicated` methods run on the first draw of the kernel alone."""
+    """How large the study is; `dedicated` methods run on the first draw of the kernel alone.
+
+    Synthetic images `may_stand_in` where no folder of published data is given.
+    """
 
     images: int
     test_images: int
@@ -47,12 +50,14 @@ class Preset:
     dedicated_steps: int
     paper_steps: int
     nystrom: tuple[int, ...]
+    may_stand_in: bool = False
 
 
 PRESETS = {
     "quick": Preset(
         images=1500, test_images=500, samples=100, draws=1, k=5, more=(10,), steps=150,
         widths=(8, 16, 32), dedicated_steps=0, paper_steps=0, nystrom=(500, 1500),
+        may_stand_in=True,
     ),
     "paper": Preset(
         images=60000, test_images=10000, samples=2000, draws=3, k=10, more=(20, 50), steps=5000,
@@ -71,11 +76,14 @@ class Digits:
     test_labels: np.ndarray
 
 
-def read_digits(preset: Preset, data: str | None, device: str) -> Digits:
-    """MNIST with pixels in [−1, 1]."""
+def read_digits(preset: Preset, data: str | None, device: str, synthetic: bool = False) -> Digits:
+    """MNIST, or synthetic images in its place, with pixels in [−1, 1]."""
     parts: list[Any] = []
     for split, count in (("train", preset.images), ("test", preset.test_images)):
-        images, labels = read_images("mnist", split, data)
+        if synthetic:
+            images, labels = stand_ins("mnist", split, count)
+        else:
+            images, labels = read_images("mnist", split, data)
         parts += [images[:count].to(device).float() / 127.5 - 1, labels[:count].numpy()]
     return Digits(*parts)
 
@@ -242,14 +250,22 @@ def run(
     from paper import plots
 
     settings = PRESETS[preset]
-    digits = read_digits(settings, data, device)
+    synthetic = must_stand_in(settings.may_stand_in, data)
+    if synthetic:
+        report("no --data: synthetic images stand in for MNIST")
+    digits = read_digits(settings, data, device, synthetic)
     with tuned_convolutions():
         measured = measure(settings, digits, seed, report)
     prior = {"width": WIDTH, "weight_variance": WEIGHT_VARIANCE, "bias_variance": BIAS_VARIANCE}
     result = write_result(
-        out, "mnist", preset=preset, config=asdict(settings) | {"seed": seed} | prior,
-        measured=measured, paper=PAPER, device=device,
-    )  # fmt: skip
+        out,
+        "mnist",
+        preset=preset,
+        config=asdict(settings) | {"seed": seed, "synthetic": synthetic} | prior,
+        measured=measured,
+        paper=PAPER,
+        device=device,
+    )
     write_figure(out, "projection", plots.mnist_projection(result))
     write_figure(out, "accuracy", plots.mnist_accuracy(result))
     return result

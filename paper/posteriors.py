@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.gram import FeatureGram, Gram
-from neuralef.jacobian.folding import fold_batch_norm
+from neuralef.jacobian import fold_batch_norm
 from neuralef.kernels import NTK
 from neuralef.networks import ActivationHead
-from neuralef.report.record import timed
-from neuralef.solvers import Distill, NeuralEF, Subspace
-from neuralef.solvers.distill import Augment
-from neuralef.solvers.trained import TrainedSolver
+from neuralef.report import timed
+from neuralef.solvers import Distill, NeuralEF, Subspace, TrainedSolver
 from neuralef.spectrum import Spectrum
 
 OVERSAMPLE = 16  # functions taught beyond those that are kept
+Augment = Callable[[Tensor, torch.Generator], Tensor]
 # (functions, normalize, seed) ↦ a network
 MakeNetwork = Callable[[int, bool, int], nn.Module]
 
@@ -74,7 +73,7 @@ class Taught(Distill):
         """The settings, without the lessons."""
         return super(Taught, dataclasses.replace(self, made=None)).settings()
 
-    def lessons(self, gram: Gram) -> Gram:
+    def targets(self, gram: Gram) -> Gram:
         """Those that were made."""
         assert self.made is not None
         return self.made
@@ -129,7 +128,7 @@ class Bench:
             s.k, teacher=teacher, augment=case.augment, copies=s.copies, weighting=0.5,
             seed=self.seed,
         )  # fmt: skip
-        return self._made("lessons", lambda: maker.lessons(NTK(self.folded).gram(case.x)))
+        return self._made("lessons", lambda: maker.targets(NTK(self.folded).gram(case.x)))
 
     @cached_property
     def sampled(self) -> Gram:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from neuralef.jacobian.folding import fold_batch_norm
+from neuralef.jacobian import fold_batch_norm
 from neuralef.kernels import NTK
 from neuralef.metrics import relative_error
 from neuralef.networks import ResNet
-from neuralef.report.record import timed
+from neuralef.report import timed
 from neuralef.solvers import Subspace
 from paper.cases import read_resnet
 from paper.cifar import normalised
-from paper.data import read_images
+from paper.data import read_images, stand_ins
 
 if TYPE_CHECKING:
     from paper.ntk import Preset
@@ -45,9 +45,13 @@ def measure_scale(
     seed: int,
     report: Callable[[str], None],
     data: str | None = None,
+    synthetic: bool = False,
 ) -> dict[str, Any]:
     """Seconds for sampled features in two ways, and for the exact top pairs of the whole kernel."""
-    images, _ = read_images("cifar10", "train", data)
+    if synthetic:
+        images, _ = stand_ins("cifar10", "train", preset.scale_images)
+    else:
+        images, _ = read_images("cifar10", "train", data)
     x = normalised(images[: preset.scale_images], device)
 
     kernel = NTK(model, samples=preset.scale_samples, method="project", seed=seed)
@@ -73,7 +77,7 @@ def measure_scale(
     report(f"exact top {preset.scale_pairs}: {exact:.1f} s")
     return {
         "images": len(x),
-        "parameters": kernel.tangent.size,
+        "parameters": sum(value.numel() for value in model.parameters()),
         "project_seconds": project,
         "jvp_seconds": jvp,
         "jvp_images": len(few),

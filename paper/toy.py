@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from neuralef.data import circles, two_moons
 from neuralef.kernels import NNGP
 from neuralef.metrics import cosines
-from neuralef.report.record import write_figure, write_result
+from neuralef.report import write_figure, write_result
 from neuralef.solvers import NeuralEF, Solver, SpIN, Subspace
 
 WIDTH = 16

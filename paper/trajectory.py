@@ -16,11 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuralef.report.calibration import scores
-from neuralef.report.record import environment, timed, write_figure, write_result
-from neuralef.trajectory.posterior import TrajectoryPosterior, expected
-from neuralef.trajectory.recorder import TrajectoryRecorder
-from neuralef.trajectory.swag import SWA
+from neuralef.report import environment, scores, timed, write_figure, write_result
+from neuralef.trajectory import SWA, TrajectoryPosterior, TrajectoryRecorder, expected
 from paper.cifar import normalised
 from paper.data import CORRUPTIONS, corrupt, gratings, read_frost, read_images
 from paper.data.corruptions.write import own_seed

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from neuralef.laplace import LinearizedLaplace
-from neuralef.posterior.baselines import MAP, TemperatureScaling
+from neuralef.posterior import MAP, TemperatureScaling
 from neuralef.solvers import NeuralEF
 from neuralef.spectrum import Spectrum
 from paper.calibration import Tunable

@@ -3,11 +3,13 @@ import math
 
 import pytest
 import torch
-from cases import GRAMS, SOLVERS, K, each
+from cases import GRAMS, K, each, each_pair
+from models import MODELS, some
 from truth import points, quadrature
 
 import neuralef as nef
 from neuralef.certificate import certify
+from neuralef.gram import JacobianGram
 from neuralef.kernels import RBF, Independent
 
 M = 14
@@ -127,8 +129,7 @@ def test_overlaps_and_explained_trace():
     assert certificate.points == 400
 
 
-@each(GRAMS, "gram_case")
-@each(SOLVERS)
+@each_pair()
 def test_every_spectrum_has_a_certificate(case, gram_case):
     gram = gram_case.make(points(40))
     # A spectrum without a formula for new points can be judged on its own points at least.
@@ -151,3 +152,16 @@ def test_a_certificate_needs_points_and_the_same_outputs():
     with pytest.raises(ValueError, match="outputs"):
         spectrum.certificate(Independent(RBF(), RBF()).gram(points(9)))
     assert spectrum.validation is None
+
+
+@each(MODELS)
+def test_the_certificate_of_fresh_points(case):
+    model, x, fresh = case.make(), case.twin(16), case.twin(12, seed=3)
+    gram = JacobianGram(model, x)
+    spectrum = nef.Subspace(2).solve(gram, validation=JacobianGram(model, fresh))
+    again = spectrum.certificate(JacobianGram(model, fresh))
+    assert again.points == 12
+    torch.testing.assert_close(
+        spectrum.validation.estimates, again.estimates, equal_nan=True, rtol=1e-9, atol=0
+    )
+    assert len(spectrum(some(fresh, slice(4)))) == 4

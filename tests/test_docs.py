@@ -26,8 +26,6 @@ PUBLIC = [
     for name in room.__all__
     if inspect.isclass(getattr(room, name))
 ]
-
-
 PAGES = [
     "README.md", "docs/modern-kernels.md", "docs/uncertainty.md", "docs/trajectories.md",
 ]  # fmt: skip

@@ -16,6 +16,9 @@ from neuralef.linalg import (
     unit_lower_factor,
 )
 
+LOWEST = [0.2, 0.0, -2e-6, -3e-5, -3e-4, -3e-3, -3e-2, -0.3]
+
+
 numbers = st.floats(-1e6, 1e6, allow_subnormal=False)
 
 
@@ -171,3 +174,61 @@ def test_eigenvalues_negative_by_rounding_pass():
     check_definite(values, torch.tensor(1e-7), "it")
     with pytest.raises(ValueError, match="the kernel is indefinite"):
         check_definite(values, torch.tensor(1e-9), "it")
+
+
+def by_a_loop(matrix):
+    """Ridges one after the other, until a matrix has a Cholesky factor."""
+    scale = float(matrix.diagonal().mean().abs())
+    for exponent in range(-6, 1):
+        ridge = 10.0**exponent * scale
+        shifted = matrix + ridge * torch.eye(len(matrix), dtype=matrix.dtype)
+        factor, failed = torch.linalg.cholesky_ex(shifted)
+        if not failed:
+            pivots = factor.diagonal()
+            return factor / pivots, pivots.square(), ridge
+    raise ValueError("indefinite")
+
+
+def with_lowest(lowest, k=5, seed=0):
+    """A symmetric matrix whose eigenvalues are 1, …, and the lowest that is asked for."""
+    rotation = torch.linalg.qr(points(k, k, seed=seed)).Q
+    values = torch.linspace(1, 0.3, k, dtype=torch.float64)
+    values[-1] = lowest
+    return rotation @ torch.diag(values) @ rotation.T
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_each_matrix_has_the_smallest_ridge_that_will_do(dtype):
+    stack = torch.stack([with_lowest(v, seed=j) for j, v in enumerate(LOWEST)]).to(dtype)
+    lower, pivots, ridge = unit_lower_factor(stack)
+    assert (lower.shape, pivots.shape, ridge.shape) == ((8, 5, 5), (8, 5), (8, 1))
+    for j, matrix in enumerate(stack):
+        wanted = by_a_loop(matrix)
+        assert float(ridge[j, 0]) == pytest.approx(wanted[2], rel=1e-6)
+        torch.testing.assert_close(lower[j], wanted[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(pivots[j], wanted[1], rtol=1e-3, atol=1e-6)
+    if dtype == torch.float64:
+        powers = (ridge[:, 0] / stack.diagonal(dim1=1, dim2=2).mean(-1)).log10().round()
+        assert powers.tolist() == [-6, -6, -5, -4, -3, -2, -1, 0]
+
+
+def test_a_matrix_has_the_same_ridge_alone_and_among_others():
+    stack = torch.stack([with_lowest(v) for v in LOWEST])
+    together = unit_lower_factor(stack)
+    for j in range(len(LOWEST)):
+        alone = unit_lower_factor(stack[j : j + 1])
+        for one, all_of_them in zip(alone, together, strict=True):
+            torch.testing.assert_close(one[0], all_of_them[j], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_none_is_called_divergence(bad):
+    stack = torch.stack([with_lowest(0.1), with_lowest(0.2)])
+    stack[1, 2, 3] = bad
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        unit_lower_factor(stack)
+
+
+def test_one_indefinite_matrix_is_refused():
+    with pytest.raises(ValueError, match="the kernel is indefinite"):
+        unit_lower_factor(torch.stack([with_lowest(0.1), with_lowest(-2.0)]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import warnings
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,18 @@ import torch
 from torch import Tensor
 
 from neuralef.cli.quadrature import legendre, quadrature_spectrum
+from neuralef.cli.shared import command, option
 from neuralef.kernels import RBF, Kernel, Polynomial
 from neuralef.metrics import eigenfunction_error
+from neuralef.report import figures, tables
 from neuralef.report.record import write_figure, write_result
 from neuralef.solvers import NeuralEF, Nystrom, Solver
 from neuralef.spectrum import Spectrum
 
+K, N = 10, 1024  # functions, and points of the sample
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True)
 class Problem:
     """A kernel under a uniform distribution in one dimension."""
 
@@ -63,16 +67,16 @@ def compare(
 
 
 def solve_and_check(
-    problem: Problem, out: Path, k: int, n: int, device: str, seed: int, progress: bool | None
+    problem: Problem, out: Path, device: str, seed: int, progress: bool | None
 ) -> dict[str, Any]:
-    """Train on n points, compare with the exact solution and the truth, save the spectrum."""
+    """Train on N points, compare with the exact solution and the truth, save the spectrum."""
     nodes, weights = legendre(problem.low, problem.high)
-    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, k)
-    x = problem.sample(n, seed)
-    exact, exact_seconds = solve_quietly(Nystrom(k), problem, x)
-    solver = NeuralEF(k, seed=seed, progress=progress)
+    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, K)
+    x = problem.sample(N, seed)
+    exact, exact_seconds = solve_quietly(Nystrom(K), problem, x)
+    solver = NeuralEF(K, seed=seed, progress=progress)
     spectrum, seconds = solve_quietly(solver, problem, x.float().to(device))
-    fresh = problem.kernel.gram(problem.sample(4 * n, seed + 1_000_000).float().to(device))
+    fresh = problem.kernel.gram(problem.sample(4 * N, seed + 1_000_000).float().to(device))
     certificate = spectrum.certificate(fresh)
     spectrum = spectrum.to("cpu")
     spectrum.save(out / f"{problem.name}.safetensors")
@@ -81,50 +85,46 @@ def solve_and_check(
         reference = truth(grid)
         found = spectrum(grid.float()).double()[:, : truth.k]
     found = found * (found * reference[:, : found.shape[1]]).sum(0).sign()
+    values = {"truth": truth, "sample": exact, "found": spectrum}
+    errors = {
+        "ours": compare(spectrum, exact, x),
+        "sampling": compare(exact, truth, nodes, weights),
+        "total": compare(spectrum, truth, nodes, weights),
+    }
+    curves = {"grid": grid[:, 0], "truth": reference.T, "found": found.T}
     return {
         "formula": problem.formula,
         "rank": spectrum.rank,
         "rank_of_truth": truth.rank,
         "seconds": seconds,
         "nystrom_seconds": exact_seconds,
-        "solver": dataclasses.asdict(solver),
-        "eigenvalues": {
-            "truth": truth.eigenvalues.tolist(),
-            "sample": exact.eigenvalues.tolist(),
-            "found": spectrum.eigenvalues.tolist(),
-        },
-        "errors": {
-            "ours": compare(spectrum, exact, x).tolist(),
-            "sampling": compare(exact, truth, nodes, weights).tolist(),
-            "total": compare(spectrum, truth, nodes, weights).tolist(),
-        },
+        "solver": asdict(solver),
+        "eigenvalues": {name: value.eigenvalues.tolist() for name, value in values.items()},
+        "errors": {name: value.tolist() for name, value in errors.items()},
         "residuals": spectrum.residuals.tolist(),
         "explained_trace": spectrum.explained_trace.item(),
         "certificate": certificate.to_json(),
-        "curves": {
-            "grid": grid[:, 0].tolist(),
-            "truth": reference.T.tolist(),
-            "found": found.T.tolist(),
-        },
+        "curves": {name: value.tolist() for name, value in curves.items()},
     }
 
 
-def run(
-    out: Path,
-    device: str = "cpu",
-    seed: int = 0,
-    progress: bool | None = None,
-    k: int = 10,
-    n: int = 1024,
-) -> dict[str, Any]:
-    """The demo into the folder `out`: result.json, a picture, and the two spectra."""
-    from neuralef.report.figures import demo as draw
+@dataclass(frozen=True)
+class Demo:
+    """Solve two kernels, check them against the exact answer, draw and save them."""
 
+    seed: int = option("Seed of every random number.", 0)
+
+
+def run(settings: Demo, out: Path, device: str, progress: bool | None) -> dict[str, Any]:
+    """The demo into the folder `out`: result.json, a figure, and the two spectra."""
     measured = {
-        problem.name: solve_and_check(problem, out, k, n, device, seed, progress)
+        problem.name: solve_and_check(problem, out, device, settings.seed, progress)
         for problem in PROBLEMS
     }
-    config = {"k": k, "n": n, "seed": seed}
+    config = {"k": K, "n": N, "seed": settings.seed}
     result = write_result(out, "demo", config=config, measured=measured, device=device)
-    write_figure(out, "demo", draw(result))
+    write_figure(out, "demo", figures.demo(result))
     return result
+
+
+demo = command(Demo, run, tables.demo, out=Path("demo"))

@@ -1,4 +1,4 @@
-"""`neuralef fit` and `neuralef transform`: a table of numbers in, a run folder out."""
+"""`neuralef fit`: a table of numbers in, a run folder out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from neuralef.certificate import LEAST_POINTS, plain
 from neuralef.checks import check_choice, check_count, check_points
-from neuralef.data.tables import check_table_name, read_table, write_table
+from neuralef.cli.shared import argument, command, option
+from neuralef.data.tables import read_table
 from neuralef.kernels import MLPGP, MLPNTK, RBF, Kernel, Linear, Matern, Periodic, Polynomial
+from neuralef.report import figures, tables
 from neuralef.report.record import write_figure, write_result
-from neuralef.serialization.files import check_writable, load
 from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN, Subspace
-from neuralef.spectrum import Spectrum
 
 # What each kernel takes, by the names of its constructor; all else is refused.
 KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
@@ -46,28 +46,32 @@ CERTIFICATE_POINTS = 8192
 
 @dataclass(frozen=True)
 class Fit:
-    """What `neuralef fit` was asked for; None stands for the default of the kernel or solver."""
+    """Find the top eigenpairs of a kernel on your data; repeated, an interrupted run goes on."""
 
-    data: str
-    kernel: str = "rbf"
-    k: int = 10
-    lengthscale: float | None = None
-    nu: float | None = None
-    period: float | None = None
-    degree: int | None = None
-    bias: float | None = None
-    activation: str | None = None
-    depth: int | None = None
-    center: bool = False
-    solver: str = "neuralef"
-    steps: int | None = None
-    batch_size: int | None = None
-    landmarks: int | None = None
-    features: int | None = None
-    held_out: float = 0.1
-    array: str | None = None
-    dtype: str = "float32"
-    seed: int = 0
+    data: str = argument(".npy, .npz, .csv or .parquet, a point per row.")
+    kernel: str = option("rbf, matern, periodic, linear, polynomial, mlpgp or mlpntk.", "rbf")
+    k: int = option("Number of eigenpairs.", 10)
+    lengthscale: float | None = option(
+        "Lengthscale of rbf, matern and periodic.", None, "the median distance; 1"
+    )
+    nu: float | None = option("Smoothness of matern: 0.5, 1.5 or 2.5.", None, "1.5")
+    period: float | None = option("Period of periodic.", None, "1")
+    degree: int | None = option("Degree of polynomial.", None, "4")
+    bias: float | None = option("Bias of polynomial.", None, "1.5")
+    activation: str | None = option("Activation of mlpgp and mlpntk: relu or erf.", None, "relu")
+    depth: int | None = option("Number of linear layers of mlpgp and mlpntk.", None, "3")
+    center: bool = option("Centre the kernel: kernel PCA.", False)
+    solver: str = option(
+        "neuralef, spin, nestedlora, nystrom, subspace or random-features.", "neuralef"
+    )
+    steps: int | None = option("Number of steps of solvers that train.", None, "2000")
+    batch_size: int | None = option("Batch size of solvers that train.", None, "256")
+    landmarks: int | None = option("Number of random points that nystrom solves on.", None, "all")
+    features: int | None = option("Number of features of random-features.", None, "1000")
+    held_out: float = option("Share of the points kept for the certificate.", 0.1)
+    array: str | None = option("Name of an array in an .npz.", None)
+    dtype: str = option("float32 or float64.", "float32")
+    seed: int = option("Seed of every random number.", 0)
 
     def __post_init__(self) -> None:
         check_choice(self.kernel, "kernel", tuple(KERNELS))
@@ -128,15 +132,11 @@ def read_points(path: str | Path, array: str | None, dtype: torch.dtype, device:
     return converted.to(device)
 
 
-def run(
-    settings: Fit, out: Path, device: str = "cpu", progress: bool | None = None
-) -> dict[str, Any]:
-    """Solve and write spectrum.safetensors, result.json and a picture into the folder `out`.
+def run(settings: Fit, out: Path, device: str, progress: bool | None) -> dict[str, Any]:
+    """Solve and write spectrum.safetensors, result.json and a figure into the folder `out`.
 
     While it trains, `checkpoint.safetensors` lies there; the same call takes it up again.
     """
-    from neuralef.report.figures import spectrum as draw
-
     x = read_points(settings.data, settings.array, getattr(torch, settings.dtype), device)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(settings.seed))
     x = x[order.to(x.device)]
@@ -150,54 +150,30 @@ def run(
         notes.append(f"centred on {REFERENCE_POINTS} of the points")
     kernel = settings.make_kernel(x)
     gram, validation = kernel.gram(x), kernel.gram(fresh) if held_out else None
-    check_writable(out)
-    checkpoint = out / "checkpoint.safetensors" if settings.trains else None
+    checkpoint = out / "checkpoint.safetensors"
+    training = {"checkpoint": checkpoint} if settings.trains else {}
     start = time.perf_counter()
-    spectrum = settings.make_solver(progress).solve(
-        gram, validation=validation, checkpoint=checkpoint
-    )
-    measured = summary(spectrum) | {
-        "points": len(x),
-        "seconds": time.perf_counter() - start,
-        "kernel": hyperparameters(kernel),
-        "notes": notes,
-    }
-    spectrum.save(out / "spectrum.safetensors")
-    result = write_result(out, "fit", config=asdict(settings), measured=measured, device=device)
-    write_figure(out, "spectrum", draw(result))
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
-    return result
-
-
-def summary(spectrum: Spectrum) -> dict[str, Any]:
-    """What a spectrum knows of itself, as JSON."""
+    spectrum = settings.make_solver(progress).solve(gram, validation=validation, **training)
     certificate = spectrum.validation
-    return {
+    measured = {
         "eigenvalues": spectrum.eigenvalues.tolist(),
         "residuals": plain(spectrum.residuals.tolist()),
         "rank": spectrum.rank,
         "explained_trace": spectrum.explained_trace.tolist(),
         "certificate": None if certificate is None else certificate.to_json(),
+        "points": len(x),
+        "seconds": time.perf_counter() - start,
+        "kernel": {
+            name.replace("log_", ""): value.exp().tolist()
+            for name, value in kernel.named_parameters()
+        },
+        "notes": notes,
     }
+    spectrum.save(out / "spectrum.safetensors")
+    result = write_result(out, "fit", config=asdict(settings), measured=measured, device=device)
+    write_figure(out, "spectrum", figures.spectrum(result))
+    checkpoint.unlink(missing_ok=True)
+    return result
 
 
-def hyperparameters(kernel: Kernel) -> dict[str, Any]:
-    """The positive hyper-parameters by name."""
-    return {
-        name.replace("log_", ""): value.exp().tolist() for name, value in kernel.named_parameters()
-    }
-
-
-def transform(
-    folder: Path, data: Path, out: Path, eigenfunctions: bool, array: str | None, device: str
-) -> dict[str, Any]:
-    """Evaluate the spectrum of a run on the points of a file, and write the values."""
-    check_table_name(out)
-    check_writable(out.parent)
-    spectrum = load(folder / "spectrum.safetensors", device=device)
-    x = read_points(data, array, spectrum.dtype, device)
-    with torch.no_grad():
-        values = spectrum(x) if eigenfunctions else spectrum.features(x)
-    write_table(out, values.cpu().numpy())
-    return {"file": str(out), "shape": list(values.shape)}
+fit = command(Fit, run, tables.fit, again="go on from the last checkpoint")

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_points
+from neuralef.cli.shared import argument, command, option
 from neuralef.data.tables import read_table
 from neuralef.laplace import LinearizedLaplace
 from neuralef.laplace.laplace import SAMPLES
 from neuralef.posterior.baselines import MAP
 from neuralef.posterior.likelihood import LIKELIHOODS, check_targets, residual_noise
 from neuralef.report.calibration import interval_scores, picture, scores
+from neuralef.report.figures import coverage, entropies, reliability
 from neuralef.report.record import timed, write_figure, write_result
+from neuralef.report.tables import posterior as lines
 from neuralef.solvers import Distill, NeuralEF, Solver, Subspace
 
 SOLVERS: dict[str, Callable[..., Solver]] = {
@@ -33,32 +34,31 @@ SOLVERS: dict[str, Callable[..., Solver]] = {
     "distill": Distill,
     "exact": Subspace,
 }
-UNREADABLE = (
-    RuntimeError, UnpicklingError, EOFError, AttributeError, ValueError, LookupError, struct.error,
-    SafetensorError,
-)  # fmt: skip
 TAILS: dict[str, bool | str] = {"none": False, "exact": True, "learnt": "learnt"}
 Pair = tuple[Tensor, Tensor]
+Report = tuple[dict[str, Any], dict[str, Figure]]
 
 
 @dataclass(frozen=True)
-class Request:
-    """What `neuralef laplace` was asked for."""
+class Laplace:
+    """Turn a trained model into calibrated predictions: a posterior and how good it is."""
 
-    checkpoint: str
-    model: str
-    train: str
-    test: str
-    tune: str | None = None
-    outside: str | None = None
-    likelihood: str = "classification"
-    solver: str = "neuralef"
-    k: int = 50
-    steps: int | None = None
-    samples: int | None = None
-    tail: str = "none"
-    predictive: str | None = None
-    seed: int = 0
+    checkpoint: str = argument("State dict, .pt or .safetensors.")
+    model: str = option("What builds the model: package.module:function.")
+    train: str = option(".npz with the training set, arrays x and y.")
+    test: str = option(".npz with points to report on, x and y.")
+    tune: str | None = option(".npz with held-out points; without it the evidence tunes.", None)
+    outside: str | None = option(".npz with foreign points x, to be told by their entropy.", None)
+    likelihood: str = option("classification or regression.", "classification")
+    solver: str = option("neuralef, distill or exact.", "neuralef")
+    k: int = option("Number of eigenfunctions.", 50)
+    steps: int | None = option("Number of steps of solvers that train.", None, "2000")
+    samples: int | None = option("Random features of neuralef: time and memory.", None, "4096")
+    tail: str = option("Give back what k functions leave out: none, exact or learnt.", "none")
+    predictive: str | None = option(
+        "pairwise, mc, probit or bridge.", None, "pairwise; mc beyond 32 classes"
+    )
+    seed: int = option("Seed of every random number.", 0)
 
     def make_solver(self, progress: bool | None) -> Solver:
         """The solver, with the number of steps if it trains."""
@@ -110,7 +110,7 @@ def read_state(path: str) -> dict[str, Tensor]:
         if path.endswith(".safetensors"):
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except UNREADABLE as error:
+    except Exception as error:  # a damaged pickle can raise anything
         said = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:150]
         raise ValueError(
             f"cannot read {path}: expected the tensors of a state dict and nothing else, "
@@ -123,134 +123,108 @@ def read_state(path: str) -> dict[str, Tensor]:
 
 
 def read_points(path: str, model: nn.Module) -> Tensor:
-    """The array x of an .npz: numbers in the model's dtype, whole numbers as token ids."""
+    """The array x of an .npz, which the model must take: whole numbers are token ids."""
     parameter = next(model.parameters())
     x = torch.from_numpy(read_table(path, "x"))
     x = x.to(parameter.device, parameter.dtype if x.is_floating_point() else torch.int64)
-    return check_points(x, f"x of {path}", integers=True)
-
-
-def check_pair(path: str, model: nn.Module, x: Tensor, y: Tensor | None, likelihood: str) -> None:
-    """Refuse points that the model does not take, and targets that are not its own."""
+    x = check_points(x, f"x of {path}", integers=True)
     try:
-        outputs = MAP(model).outputs(x[:8])
+        MAP(model).outputs(x[:8])
     except (RuntimeError, IndexError) as error:
         said = " ".join(str(error).split())
         if not x.is_floating_point():
             said += "; whole numbers are taken as token ids: save others as float32, scaled as in "
             said += "training"
         raise ValueError(f"the model does not take the points of {path}: {said}") from error
-    if y is not None:
-        try:
-            check_targets(likelihood, y, outputs[:1].expand(len(y), -1))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+    return x
 
 
-def read_pairs(path: str, model: nn.Module, likelihood: str) -> Pair:
-    """The arrays x and y of an .npz, a point per row."""
+def read_pair(path: str, model: nn.Module, likelihood: str) -> Pair:
+    """The arrays x and y of an .npz, a point per row, which must be the model's own."""
     if not path.endswith(".npz"):
         raise ValueError(f"{path}: expected an .npz with the arrays x and y, a point per row")
     x, y = read_points(path, model), torch.from_numpy(read_table(path, "y"))
     if len(x) != len(y):
         raise ValueError(f"{path} holds {len(x)} points but {len(y)} targets")
-    return x, (y[:, 0] if likelihood == "classification" and y.shape[1:] == (1,) else y).to(
-        x.device
-    )
+    y = y[:, 0] if likelihood == "classification" and y.shape[1:] == (1,) else y
+    try:
+        check_targets(likelihood, y, MAP(model).outputs(x[:1]).expand(len(y), -1))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return x, y.to(x.device)
 
 
-def read_data(request: Request, model: nn.Module) -> tuple[dict[str, Pair], Tensor | None]:
-    """All pairs by their names, and the foreign points: what the model cannot take is refused."""
-    files = {"train": request.train, "test": request.test, "tune": request.tune}
-    given = {name: path for name, path in files.items() if path is not None}
-    pairs = {name: read_pairs(path, model, request.likelihood) for name, path in given.items()}
-    outside = None if request.outside is None else read_points(request.outside, model)
-    for name, (x, y) in pairs.items():
-        check_pair(given[name], model, x, y, request.likelihood)
-    if outside is not None:
-        check_pair(str(request.outside), model, outside, None, request.likelihood)
-    return pairs, outside
-
-
-def classification_report(
+def of_classification(
     posterior: LinearizedLaplace, model: nn.Module, test: Pair, outside: Tensor | None
-) -> dict[str, Any]:
-    """Scores and pictures of the model itself and of its posterior."""
+) -> Report:
+    """Scores and figures of the model itself and of its posterior."""
     found: dict[str, Any] = {}
-    x, y = test
-    for name, way in (("model", MAP(model)), ("posterior", posterior)):
-        p, seconds = timed(way.predict_proba, x)
-        foreign = None if outside is None else way.predict_proba(outside)
-        drawn = picture(p, y.long(), foreign)
-        found[name] = scores(p, y.long(), foreign) | {"seconds": seconds, "picture": drawn}
-    return found
+    x, y = test[0], test[1].long()
+    for name, judged in (("model", MAP(model)), ("posterior", posterior)):
+        p, seconds = timed(judged.predict_proba, x)
+        foreign = None if outside is None else judged.predict_proba(outside)
+        drawn = picture(p, y, foreign)
+        found[name] = scores(p, y, foreign) | {"seconds": seconds, "picture": drawn}
+    drawn = {name: part["picture"] for name, part in found.items()}
+    return found, {
+        "reliability": reliability(drawn),
+        "entropy": entropies(drawn, "test", "outside"),
+    }
 
 
-def regression_report(
-    posterior: LinearizedLaplace, model: nn.Module, seen: Pair, test: Pair
-) -> dict[str, Any]:
+def of_regression(posterior: LinearizedLaplace, model: nn.Module, test: Pair, seen: Pair) -> Report:
     """How good the intervals of the posterior are, beside those of the model with a noise alone.
 
     That noise is what the model leaves of the held-out points, else of the training points.
     """
     x, y = test
     plain = MAP(model)
-    noise, shape = residual_noise(
-        seen[1].double().reshape(len(seen[1]), -1), plain.outputs(seen[0])
-    )
+    targets = seen[1].double().reshape(len(seen[1]), -1)
+    noise, shape = residual_noise(targets, plain.outputs(seen[0]))
     own = (posterior.noise_ or 0.0) * posterior.noise_shape
     found = {}
-    for name, way, noises in (("model", plain, noise * shape), ("posterior", posterior, own)):
-        gaussian, seconds = timed(way.predict, x)
+    for name, judged, noises in (("model", plain, noise * shape), ("posterior", posterior, own)):
+        gaussian, seconds = timed(judged.predict, x)
         found[name] = interval_scores(gaussian, y, noises) | {"seconds": seconds}
-    return found
+    return found, {"reliability": coverage(found)}
 
 
-def run(
-    request: Request, out: Path, device: str = "cpu", progress: bool | None = None
-) -> dict[str, Any]:
+def run(settings: Laplace, out: Path, device: str, progress: bool | None) -> dict[str, Any]:
     """Fit the posterior, save it in the folder `out`, and report how calibrated it is."""
-    from neuralef.report.figures import coverage, entropies, reliability
-
-    solver = request.make_solver(progress)
-    check_choice(request.likelihood, "likelihood", LIKELIHOODS)
-    check_choice(request.tail, "tail", tuple(TAILS))
-    if request.outside is not None and request.likelihood == "regression":
+    s, solver = settings, settings.make_solver(progress)
+    check_choice(s.likelihood, "likelihood", LIKELIHOODS)
+    check_choice(s.tail, "tail", tuple(TAILS))
+    regression = s.likelihood == "regression"
+    if regression and s.outside is not None:
         raise ValueError("a regression has no entropy to tell foreign points by: no --outside")
-    model = make_model(request.model, request.checkpoint, device)
-    pairs, outside = read_data(request, model)
+    model = make_model(s.model, s.checkpoint, device)
+    train, test = (read_pair(path, model, s.likelihood) for path in (s.train, s.test))
+    tune = None if s.tune is None else read_pair(s.tune, model, s.likelihood)
+    outside = None if s.outside is None else read_points(s.outside, model)
     posterior = LinearizedLaplace(
-        model, request.likelihood, solver, tail=TAILS[request.tail],
-        predictive=request.predictive, seed=request.seed,
-        samples=SAMPLES if request.samples is None else request.samples,
+        model, s.likelihood, solver, tail=TAILS[s.tail], predictive=s.predictive, seed=s.seed,
+        samples=SAMPLES if s.samples is None else s.samples,
     )  # fmt: skip
-    held_out = [pairs["tune"]] if "tune" in pairs else None
-    _, seconds = timed(lambda: posterior.fit([pairs["train"]], tune=held_out))
+    _, seconds = timed(lambda: posterior.fit([train], tune=None if tune is None else [tune]))
     posterior.save(out / "posterior.safetensors")
-    if request.likelihood == "classification":
-        report = classification_report(posterior, model, pairs["test"], outside)
-        pictures = {name: found["picture"] for name, found in report.items()}
-        figures = {
-            "reliability": reliability(pictures),
-            "entropy": entropies(pictures, "test", "outside"),
-        }
+    if regression:
+        report, drawn = of_regression(posterior, model, test, tune or train)
     else:
-        seen = pairs.get("tune", pairs["train"])
-        report = regression_report(posterior, model, seen, pairs["test"])
-        figures = {"reliability": coverage(report)}
+        report, drawn = of_classification(posterior, model, test, outside)
     measured = {
         "fit_seconds": seconds,
         "eigenvalues": posterior.spectrum.eigenvalues.tolist(),
         "prior_variance": posterior.prior_variance_,
         "temperature": posterior.temperature_,
-        "predictive": None if request.likelihood == "regression" else posterior.predictive_,
+        "predictive": None if regression else posterior.predictive_,
         "noise": posterior.noise_,
         "noise_shape": posterior.noise_shape.tolist(),
         **report,
     }
-    result = write_result(
-        out, "posterior", config=asdict(request), measured=measured, device=device
-    )
-    for name, figure in figures.items():
+    result = write_result(out, "posterior", config=asdict(s), measured=measured, device=device)
+    for name, figure in drawn.items():
         write_figure(out, name, figure)
     return result
+
+
+laplace = command(Laplace, run, lines)

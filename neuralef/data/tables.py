@@ -89,7 +89,7 @@ def check_table_name(path: Path) -> str:
 
 def write_table(path: str | Path, values: np.ndarray) -> None:
     """Write an array as .npy, .npz (under the name x) or .csv, whole or not at all."""
-    from neuralef.serialization.files import check_writable, replace_file
+    from neuralef.serialization import check_writable, replace_file
 
     path = Path(path)
     suffix = check_table_name(path)

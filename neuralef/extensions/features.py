@@ -16,7 +16,7 @@ from neuralef.kernels.classic import RBF, Matern
 from neuralef.kernels.compose import Scaled
 from neuralef.kernels.mlp import MLPGP
 from neuralef.linalg import VANISHING, descending_eigh
-from neuralef.serialization.modules import rebuildable
+from neuralef.serialization import rebuildable
 from neuralef.sketching import orthogonal_normals
 
 

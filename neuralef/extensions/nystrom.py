@@ -1,4 +1,4 @@
-"""What stands in for a network when a classic solver carries eigenvectors to new points.
+"""Nyström's formula: eigenvectors of a Gram carried to new points, by what the Gram can do.
 
 Each module gives (n, m), or (n, c, m) for c outputs; weights of shape (m, k) turn that into
 functions.
@@ -13,12 +13,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.kernels.base import Kernel
+from neuralef.extensions.tangent import TangentFunctions
+from neuralef.gram import Gram, RootGram
+from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.points import Points, flat
-from neuralef.serialization.modules import rebuildable
+from neuralef.serialization import describe, rebuildable
 
 
-@rebuildable
+def extend(gram: Gram, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
+    """ψ(x) = κ(x, X) ψ(X)/(n μ), from rows (g, r, k) and eigenvalues (g, k).
+
+    A module x ↦ h(x) and weights w (g, m, k) with ψ(x) = h(x) w. Without a kernel or a feature map
+    the functions exist at the training points alone.
+    """
+    scale = len(gram) * eigenvalues[:, None]
+    if gram.kernel is not None:
+        if not isinstance(gram.x, Tensor):
+            raise ValueError(
+                "Nyström's formula keeps the points as landmarks, which must be a tensor, not a "
+                "dict; solve with NeuralEF and a network of your own"
+            )
+        return KernelFeatures(gram.kernel, gram.x), gram.weigh(rows) / scale
+    if isinstance(gram, RootGram) and gram.extends:
+        return extend_root(gram, gram.project(rows) / (gram.scale * scale))
+    points = gram.x if isinstance(gram.x, Tensor) else flat(gram.x)
+    identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
+    values = gram.unfold(gram.values(rows, eigenvalues))
+    return TrainingPoints(points, values), identity.expand(gram.groups, -1, -1)
+
+
+def extend_root(gram: RootGram, weights: Tensor) -> tuple[nn.Module, Tensor]:
+    """A module x ↦ h(x) and weights w with h(x) w = φ(x) · `weights` (g, f, k)."""
+    if gram.tangent is not None:  # x ↦ J(x) · weights, so that no Jacobian need be kept
+        tangent, identity = copy.deepcopy(gram.tangent), torch.eye(weights.shape[-1]).to(weights)
+        return TangentFunctions(tangent, weights[0], gram.outputs), identity[None]
+    assert gram.feature_map is not None
+    own = isinstance(gram.feature_map, nn.Module) and describe(gram.feature_map) is not None
+    return gram.feature_map if own else FeatureMap(gram.feature_map), weights  # type: ignore[return-value]
+
+
+@rebuildable(fallback={"kernel": "kernel"})
 class KernelFeatures(nn.Module):
     """x ↦ κ(x, Z) for landmarks Z: the features of Nyström's formula.
 
@@ -31,19 +65,16 @@ class KernelFeatures(nn.Module):
         super().__init__()
         self.kernel = copy.deepcopy(kernel).requires_grad_(False)
         self.register_buffer("landmarks", landmarks)
+        self.layout = kernel.layout(landmarks[:1])
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, m), (n, c, m·c) for joint outputs, (n, c, m) for independent ones."""
-        block = self.kernel(x, self.landmarks)
-        if self.kernel.independent:
-            return block.movedim(0, 1)
-        if self.kernel.outputs == 1:
-            return block
-        return block.reshape(len(x), self.kernel.outputs, -1)
+        return self.layout.unfold(self.layout.fold_block(self.kernel(x, self.landmarks)))
 
 
+@rebuildable(passed={"function": "feature_map"})
 class FeatureMap(nn.Module):
-    """x ↦ φ(x), a user's or a kernel's explicit features."""
+    """x ↦ φ(x), a user's explicit features."""
 
     def __init__(self, function: Callable[[Any], Tensor]) -> None:
         super().__init__()
@@ -52,6 +83,15 @@ class FeatureMap(nn.Module):
     def forward(self, x: Points) -> Tensor:
         """(n, s), or (n, c, s) for c outputs."""
         return self.function(x)
+
+    @classmethod
+    def rebuilt(cls, function: Any) -> nn.Module:
+        """A copy of what a user passes, or the features of a kernel."""
+        return (
+            SampledFeatures(function)
+            if isinstance(function, Kernel)
+            else cls(copy.deepcopy(function))
+        )
 
 
 @rebuildable

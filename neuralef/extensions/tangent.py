@@ -6,8 +6,10 @@ from torch import Tensor, nn
 
 from neuralef.jacobian.tangent import Tangent
 from neuralef.points import Points
+from neuralef.serialization import rebuildable
 
 
+@rebuildable(passed={"model": "model"})
 class TangentFunctions(nn.Module):
     """x ↦ J(x) V, (n, k) or (n, c, k): eigenfunctions of an NTK, exact wherever they are evaluated.
 

@@ -1,32 +1,60 @@
 """What every Gram promises: the operator κ(X, X) on a set of points, indexed and multiplied.
 
 Letters: n points, c outputs, k functions, s features. ψ is (n, k) for one output, (n, c, k) for
-more. Inside, ψ is folded into (g, r, k): g eigenproblems side by side with r rows each, so that one
-batched product serves all three layouts: scalar (1, n, k), joint (1, n·c, k), independent (c, n,
-k).
+more; inside it is folded into rows (g, r, k), as `Layout` says.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from neuralef.extensions.nystrom import TrainingPoints
-from neuralef.points import flat
+from neuralef.kernels.base import Kernel
+from neuralef.layout import Layout
+
+if TYPE_CHECKING:
+    from neuralef.gram.weighted import WeightedGram
+    from neuralef.jacobian import Tangent
 
 
 class Gram(ABC):
-    """A symmetric positive semi-definite operator on the values of functions at the points `x`."""
+    """A symmetric positive semi-definite operator on the values of functions at the points `x`.
+
+    What a Gram can do beyond products it says itself: it has a `kernel`, a `feature_map` or the
+    Jacobian of a model (`tangent`), by which functions are carried to new points, or none of them.
+    """
 
     x: Any  # a tensor (n, …), or a PointDict
-    outputs: int = 1
-    independent: bool = False
+    layout: Layout = Layout()
+    is_semidefinite: bool = False  # by construction: nobody need look for negative eigenvalues
+    has_root: bool = False  # K = ΦΦᵀ/scale: products with Φ, as `RootGram` has them
+    is_weighted: bool = False
+    has_features: bool = False  # Φ lies in memory, and any points may stand for the rows
+    kernel: Kernel | None = None
+    feature_map: Callable[[Any], Tensor] | None = None
+    tangent: Tangent | None = None
 
     def __len__(self) -> int:
         return len(self.x)
+
+    @property
+    def outputs(self) -> int:
+        """The number c of outputs."""
+        return self.layout.outputs
+
+    @property
+    def independent(self) -> bool:
+        """Whether each output has an eigenproblem of its own."""
+        return self.layout.independent
+
+    @property
+    def extends(self) -> bool:
+        """Whether functions are known at new points."""
+        return not (self.kernel is None and self.feature_map is None and self.tangent is None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,34 +78,42 @@ class Gram(ABC):
     @property
     def rows(self) -> int:
         """The number of rows r of one eigenproblem, and so the most eigenpairs it can have."""
-        return len(self) * (1 if self.independent else self.outputs)
+        return len(self) * self.layout.per_point
 
     @property
     def groups(self) -> int:
         """The number g of eigenproblems side by side."""
-        return self.outputs if self.independent else 1
+        return self.layout.groups
 
     def fold(self, psi: Tensor) -> Tensor:
         """Function values (n, k) or (n, c, k) as rows (g, r, k)."""
-        if self.independent:
-            return psi.movedim(1, 0)
-        return psi.reshape(1, -1, psi.shape[-1])
+        return self.layout.fold(psi)
 
     def unfold(self, rows: Tensor) -> Tensor:
         """Rows (g, r, k) as function values (n, k) or (n, c, k)."""
-        if self.independent:
-            return rows.movedim(0, 1)
-        if self.outputs == 1:
-            return rows[0]
-        return rows.reshape(-1, self.outputs, rows.shape[-1])
+        return self.layout.unfold(rows)
+
+    def weigh(self, rows: Tensor) -> Tensor:
+        """W^½ times folded values: inner products of rows are then those of the data measure."""
+        return rows
+
+    def values(self, rows: Tensor, eigenvalues: Tensor) -> Tensor:
+        """Folded values of the functions whose eigenvectors are rows (g, r, k)."""
+        return rows
+
+    def alike(self, other: Gram) -> Gram:
+        """Another Gram of the same points under the same data measure."""
+        return other
+
+    def weighted(self, weights: Tensor) -> WeightedGram:
+        """The same κ under the measure (1/n) Σ_i w_i: weights (n,), or (n, c, c) blocks."""
+        from neuralef.gram.weighted import measure_root, under
+
+        return under(self, measure_root(self, weights))
 
     def __matmul__(self, psi: Tensor) -> Tensor:
         """K ψ in the dtype and shape of ψ; use `torch.no_grad()` unless κ is being trained."""
-        expected = (
-            (len(self),)
-            if self.outputs == 1 and not self.independent
-            else (len(self), self.outputs)
-        )
+        expected = (len(self), *self.layout.point)
         if psi.ndim != len(expected) + 1 or tuple(psi.shape[:-1]) != expected:
             raise ValueError(
                 f"this Gram multiplies functions {(*expected, 'k')}, got {tuple(psi.shape)}"
@@ -104,14 +140,6 @@ class Gram(ABC):
     def to_dense(self) -> Tensor:
         """The matrix: (n, n), (n·c, n·c) for joint outputs, (c, n, n) for independent ones."""
 
-    @abstractmethod
-    def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
-        """Carry eigenvectors to new points by Nyström's formula ψ(x) = κ(x, X) ψ(X) / (n μ).
-
-        From rows (g, r, k) and eigenvalues (g, k): a module x ↦ h(x) and weights w (g, m, k) with
-        ψ(x) = h(x) w.
-        """
-
     def mean_diagonal(self) -> Tensor:
         """The trace per point, E κ(x, x), of each eigenproblem: (g,)."""
         with torch.no_grad():
@@ -119,13 +147,72 @@ class Gram(ABC):
         return self.fold(diagonal[..., None]).sum((1, 2)) / len(self)
 
 
-def three_dimensional(block: Tensor) -> Tensor:
-    """A block of any layout, folded: (g, rows, columns)."""
-    return block if block.ndim == 3 else block[None]
+class RootGram(Gram):
+    """A Gram whose root Φ, (n, f) or (n, c, f), is at hand or streamed; K is never formed.
 
+    One pass over Φ gives ΦᵀΦw, so that solvers may work on the side of the f features.
+    """
 
-def training_points(gram: Gram, rows: Tensor) -> tuple[nn.Module, Tensor]:
-    """The extension of a Gram that has none: eigenvectors at the training points alone."""
-    identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
-    points = gram.x if isinstance(gram.x, Tensor) else flat(gram.x)
-    return TrainingPoints(points, gram.unfold(rows)), identity.expand(gram.groups, -1, -1)
+    is_semidefinite = True
+    has_root = True
+    scale: float = 1.0  # K = ΦΦᵀ/scale
+
+    @abstractmethod
+    def __getitem__(self, index: Tensor | slice) -> RootGram:
+        """The Gram of some of the points: the block of a mini-batch."""
+
+    @property
+    @abstractmethod
+    def features(self) -> int:
+        """The width f of Φ."""
+
+    @abstractmethod
+    def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Φ as folded (g, some rows, f) chunks on the device of x, in that dtype or Φ's own."""
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Φᵀψ, (g, f, k), from rows (g, r, k)."""
+        total = rows.new_zeros(self.groups, self.features, rows.shape[-1])
+        start = 0
+        for chunk in self.chunks(rows.dtype):
+            stop = start + chunk.shape[1]
+            total += chunk.mT @ rows[:, start:stop].to(chunk.dtype)
+            start = stop
+        return total
+
+    def expand(self, weights: Tensor) -> Tensor:
+        """Φw, (g, r, k), from weights (g, f, k)."""
+        found = weights.new_empty(self.groups, self.rows, weights.shape[-1])
+        start = 0
+        for chunk in self.chunks(weights.dtype):  # into place: it may be large
+            stop = start + chunk.shape[1]
+            found[:, start:stop] = chunk @ weights.to(chunk.dtype)
+            start = stop
+        return found
+
+    def normal(self, weights: Tensor) -> Tensor:
+        """ΦᵀΦw, (g, f, k), in one pass."""
+        total = torch.zeros_like(weights)
+        for chunk in self.chunks(weights.dtype):
+            total += chunk.mT @ (chunk @ weights.to(chunk.dtype))
+        return total
+
+    def product(self, rows: Tensor) -> Tensor:
+        """K ψ on folded rows (g, r, k)."""
+        chunk = next(self.chunks(rows.dtype))
+        if chunk.shape[1] < rows.shape[1]:
+            return self.expand(self.project(rows) / self.scale)
+        # a mini-batch is one chunk, which need not be made twice
+        inner = chunk.mT @ rows.to(chunk.dtype) / self.scale
+        return (chunk @ inner).to(rows.dtype)
+
+    def diagonal(self) -> Tensor:
+        """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
+        double = torch.float64
+        parts = [chunk.square().sum(2, dtype=double) for chunk in self.chunks(double)]
+        return self.unfold(torch.cat(parts, dim=1)[..., None] / self.scale)[..., 0]
+
+    def to_dense(self) -> Tensor:
+        """The matrix in float64: (n, n), joint (n·c, n·c), or independent (c, n, n)."""
+        phi = torch.cat(list(self.chunks(torch.float64)), dim=1)
+        return self.layout.unfold_groups(phi @ phi.mT / self.scale)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuralef.checks import check_finite, check_points
-from neuralef.gram.base import Gram, three_dimensional, training_points
+from neuralef.gram.base import Gram
+from neuralef.layout import Layout
 from neuralef.points import Points
 
 
@@ -30,10 +31,10 @@ class DenseGram(Gram):
         if not self.matrix.is_floating_point():
             self.matrix = self.matrix.to(self.dtype)
         n, shape = len(self.x), tuple(self.matrix.shape)
-        self.independent = self.matrix.ndim == 3
-        self.outputs = shape[0] if self.independent else (shape or (0,))[0] // n
-        expected = (self.outputs, n, n) if self.independent else (self.outputs * n,) * 2
-        if shape != expected or self.outputs == 0:
+        independent = self.matrix.ndim == 3
+        outputs = shape[0] if independent else (shape or (0,))[0] // n
+        self.layout = Layout(max(1, outputs), independent)
+        if shape != self.layout.block_shape(n, n):
             raise ValueError(
                 f"for {n} points the matrix must be ({n}, {n}), ({n}·c, {n}·c) or (c, {n}, {n}), "
                 f"got {shape}"
@@ -62,17 +63,13 @@ class DenseGram(Gram):
 
     def product(self, rows: Tensor) -> Tensor:
         """K ψ on folded rows (g, r, k)."""
-        return three_dimensional(self.matrix).to(rows.dtype) @ rows
+        return self.layout.fold_block(self.matrix).to(rows.dtype) @ rows
 
     def diagonal(self) -> Tensor:
         """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
-        values = three_dimensional(self.matrix).diagonal(dim1=1, dim2=2)
+        values = self.layout.fold_block(self.matrix).diagonal(dim1=1, dim2=2)
         return self.unfold(values[..., None])[..., 0]
 
     def to_dense(self) -> Tensor:
         """The matrix itself."""
         return self.matrix
-
-    def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
-        """The eigenvectors at the training points: there is no formula for others."""
-        return training_points(self, rows)

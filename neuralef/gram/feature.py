@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuralef.checks import check_finite, check_points
-from neuralef.extensions.nystrom import FeatureMap
-from neuralef.gram.base import training_points
-from neuralef.gram.root import RootGram
+from neuralef.gram.base import RootGram
+from neuralef.layout import Layout
 from neuralef.memory import CHUNK
 from neuralef.points import Points
-from neuralef.serialization.modules import describe
 
 
 class FeatureGram(RootGram):
@@ -31,6 +29,8 @@ class FeatureGram(RootGram):
     torch.Size([50, 50])
     """
 
+    has_features = True
+
     def __init__(
         self,
         x: Points,
@@ -43,7 +43,6 @@ class FeatureGram(RootGram):
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             self.phi = torch.as_tensor(phi)
         self.feature_map = feature_map
-        self.independent = independent
         if not self.phi.is_floating_point() or self.phi.ndim not in (2, 3):
             raise ValueError(
                 f"phi must be floating and (n, s) or (n, c, s), got {self.phi.dtype} "
@@ -53,10 +52,9 @@ class FeatureGram(RootGram):
             raise ValueError(f"{len(self.x)} points but features of shape {tuple(self.phi.shape)}")
         if self.phi.ndim == 3 and self.phi.shape[1] == 1 and not independent:
             raise ValueError(f"phi of one output must be (n, s), got {tuple(self.phi.shape)}")
-        if self.phi.ndim == 3:
-            self.outputs = self.phi.shape[1]
-        elif independent:
+        if self.phi.ndim == 2 and independent:
             raise ValueError("independent outputs need phi of shape (n, c, s)")
+        self.layout = Layout(1 if self.phi.ndim == 2 else self.phi.shape[1], independent)
         for part in self.phi.split(self._points_per_chunk):
             check_finite(part, "phi")
         if feature_map is not None:
@@ -120,23 +118,4 @@ class FeatureGram(RootGram):
         """Φ as folded (g, some rows, s) chunks on the device of x."""
         for part in self.phi.split(self._points_per_chunk):
             part = part.to(device=self.device, dtype=dtype)
-            yield part.movedim(1, 0) if self.independent else part.reshape(1, -1, part.shape[-1])
-
-    @property
-    def extends(self) -> bool:
-        """Whether there is a feature map."""
-        return self.feature_map is not None
-
-    def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
-        """ψ(x) = φ(x) · Φᵀψ(X)/(s n μ), or the training points alone without a feature map."""
-        if not self.extends:
-            return training_points(self, rows)
-        return super().extend(rows, eigenvalues)
-
-    def extension(self, weights: Tensor) -> tuple[nn.Module, Tensor]:
-        """The feature map itself, and the weights."""
-        assert self.feature_map is not None
-        network = self.feature_map
-        if not isinstance(network, nn.Module) or describe(network) is None:
-            network = FeatureMap(self.feature_map)  # a user's, to be passed to `load` by that name
-        return network, weights
+            yield self.fold(part)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_points
-from neuralef.extensions.tangent import TangentFunctions
-from neuralef.gram.root import RootGram
+from neuralef.gram.base import RootGram
 from neuralef.jacobian.tangent import Tangent
+from neuralef.layout import Layout
 from neuralef.points import Points
 
 
@@ -28,9 +28,9 @@ class JacobianGram(RootGram):
     """
 
     def __init__(self, model: nn.Module, x: Points) -> None:
-        self.tangent = model if isinstance(model, Tangent) else Tangent(model)
+        self.tangent: Tangent = model if isinstance(model, Tangent) else Tangent(model)
         self.x = check_points(x, integers=True)
-        self.outputs = self.tangent.outputs(self.x)
+        self.layout = Layout(self.tangent.outputs(self.x))
         self._mean_diagonal: Tensor | None = None
 
     @property
@@ -76,9 +76,3 @@ class JacobianGram(RootGram):
         chunks = list(self.chunks(self.dtype))
         rows = [torch.cat([a.double() @ b.double().mT for b in chunks], dim=2) for a in chunks]
         return torch.cat(rows, dim=1)[0]
-
-    def extension(self, weights: Tensor) -> tuple[nn.Module, Tensor]:
-        """x ↦ J(x) · weights, so that no Jacobian need be kept."""
-        functions = TangentFunctions(copy.deepcopy(self.tangent), weights[0], self.outputs)
-        identity = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
-        return functions, identity[None]

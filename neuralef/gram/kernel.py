@@ -6,11 +6,10 @@ import copy
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuralef.checks import check_finite, check_points
-from neuralef.extensions.nystrom import KernelFeatures
-from neuralef.gram.base import Gram, three_dimensional
+from neuralef.gram.base import Gram
 from neuralef.kernels.base import Kernel
 from neuralef.memory import CHUNK
 from neuralef.points import Points
@@ -25,6 +24,8 @@ class KernelGram(Gram):
     torch.Size([100, 1])
     """
 
+    kernel: Kernel
+
     def __init__(self, kernel: Kernel, x: Points) -> None:
         if not isinstance(kernel, Kernel):
             raise TypeError(
@@ -33,15 +34,14 @@ class KernelGram(Gram):
             )
         self.kernel = kernel
         self.x = check_points(x, integers=kernel.integers)
-        self.outputs, self.independent = kernel.outputs, kernel.independent
+        self.layout = kernel.layout(self.x)
+        few = self.x[:2]
         with torch.no_grad():  # a kernel that does not fit these points says so now, not mid-way
-            block = kernel(self.x[:2], self.x[:2])
-        few = len(self.x[:2])
-        side = few * kernel.outputs
-        expected = (kernel.outputs, few, few) if kernel.independent else (side, side)
+            block = kernel(few, few)
+        expected = self.layout.block_shape(len(few), len(few))
         if tuple(block.shape) != expected:
             raise ValueError(
-                f"on {few} points {type(kernel).__name__} must give a block {expected}, "
+                f"on {len(few)} points {type(kernel).__name__} must give a block {expected}, "
                 f"got {tuple(block.shape)}"
             )
         check_finite(block, "the kernel's block")
@@ -55,10 +55,10 @@ class KernelGram(Gram):
         """κ(X, X) as folded (g, some rows, r) blocks, from the first row to the last."""
         points = max(1, CHUNK // (len(self) * self.outputs**2))
         if points >= len(self):
-            yield three_dimensional(self.kernel(self.x, self.x))
+            yield self.layout.fold_block(self.kernel(self.x, self.x))
             return
         for part in self.x.split(points):
-            yield three_dimensional(self.kernel(part, self.x))
+            yield self.layout.fold_block(self.kernel(part, self.x))
 
     def product(self, rows: Tensor) -> Tensor:
         """K ψ on folded rows (g, r, k)."""
@@ -72,15 +72,6 @@ class KernelGram(Gram):
     def to_dense(self) -> Tensor:
         """The matrix: (n, n), (n·c, n·c) for joint outputs, (c, n, n) for independent ones."""
         return self.kernel(self.x, self.x)
-
-    def extend(self, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
-        """ψ(x) = κ(x, X) · ψ(X)/(n μ)."""
-        if not isinstance(self.x, Tensor):
-            raise ValueError(
-                "Nyström's formula keeps the points as landmarks, which must be a tensor, not a "
-                "dict; solve with NeuralEF and a network of your own"
-            )
-        return KernelFeatures(self.kernel, self.x), rows / (len(self) * eigenvalues[:, None])
 
     def rounding(self) -> Tensor:
         """The size of the rounding errors in κ's values, for each eigenproblem: (g,)."""

@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from neuralef.jacobian.inspection import check_model
 
+BatchNorm = nn.modules.batchnorm._BatchNorm
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -29,25 +30,24 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
     )
     """
     check_model(model)
-    norms = nn.modules.batchnorm._BatchNorm
-    if not any(isinstance(module, norms) for module in model.modules()):
-        return copy.deepcopy(model)
+    folded = copy.deepcopy(model)
+    if not any(isinstance(module, BatchNorm) for module in model.modules()):
+        return folded
     try:
-        graph = fx.Tracer().trace(model)
+        nodes = list(fx.Tracer().trace(model).nodes)
     except Exception as error:
         raise ValueError(
             f"cannot follow the calls of {type(model).__name__} to find its batch norms "
             f"({type(error).__name__}: {error}); fold them by hand with "
             "torch.nn.utils.fusion.fuse_conv_bn_eval"
         ) from error
-    folded = copy.deepcopy(model)
-    calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
-    read = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
-    for node in graph.nodes:
+    calls = [str(node.target) for node in nodes if node.op == "call_module"]
+    read = [str(node.target) for node in nodes if node.op == "get_attr"]
+    for node in nodes:
         before = node.args[0] if node.args else None
-        if node.op != "call_module" or not isinstance(before, fx.Node):
+        if not isinstance(before, fx.Node) or len(before.users) > 1:
             continue
-        if before.op != "call_module" or len(before.users) > 1:
+        if node.op != "call_module" or before.op != "call_module":
             continue
         pair = (str(before.target), str(node.target))
         elsewhere = any(name.startswith(f"{owner}.") for name in read for owner in pair)
@@ -58,7 +58,7 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
 
 def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
     layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
-    if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or not _foldable(layer, norm):
+    if not isinstance(norm, BatchNorm) or not _foldable(layer, norm):
         return
     norm = copy.deepcopy(norm)
     if norm.weight is None:  # torch folds those of linear layers only with one
@@ -73,7 +73,7 @@ def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
     model.set_submodule(norm_name, nn.Identity())
 
 
-def _foldable(layer: nn.Module, norm: nn.modules.batchnorm._BatchNorm) -> bool:
+def _foldable(layer: nn.Module, norm: BatchNorm) -> bool:
     """A layer that makes what the norm normalises, with nothing hooked in between."""
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (layer, norm))
     if hooked or is_parametrized(layer) or not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):

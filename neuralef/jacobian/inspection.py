@@ -1,19 +1,62 @@
-"""A user's model before any work: what it must be, what it gives, and how large it grows."""
+"""A user's model before any work: what it must be, what it gives, how it runs, how it grows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from neuralef.jacobian.precision import differentiable
+from neuralef.memory import device_kind
 from neuralef.points import Points, outside_inference
 
 # Points on which a model is tried before any work.
 TRIAL = 8
+# The most numbers of a Jacobian, of the derivatives in activations that it is made from, or of the
+# activations of a forward pass, held at once. On a GPU a chunk must be large to be fast.
+JACOBIAN_CHUNK = {"cpu": 2**24, "cuda": 2**29}
+# Layer by layer what is held meanwhile is known. On a CPU larger arrays are given back to the
+# system and asked for again each time; fewer points than SOME are slower still, by any method.
+LAYERWISE_CHUNK = {"cpu": 2**23, "cuda": 2**29}
+SOME, MOST = 8, 2**26  # points, and numbers up to which they are held
+ACTIVATION_CHUNK = {"cpu": 2**22, "cuda": 2**28}
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what has no Jacobian by samples: train mode, batch statistics, two devices."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
+    if any(module.training for module in model.modules()):
+        raise ValueError("the model is in train mode: call model.eval() first")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise ValueError(
+                f"{name or 'the model'} normalises by the statistics of the batch even in eval "
+                "mode: make it with track_running_stats=True, or replace it"
+            )
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"the model lies on several devices: {names}; move it to one with .to(…)")
+
+
+def check_suits(x: Points, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse points that a model of this dtype, on this device, cannot take."""
+    if x.device != device:
+        raise ValueError(
+            f"the model is on {device}, the points are on {x.device}; move one with .to(…)"
+        )
+    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
+        if dtype.itemsize < 4:
+            raise ValueError(
+                f"the model holds {dtype}, too coarse for derivatives at points that are numbers: "
+                "call model.float() first"
+            )
+        raise ValueError(f"the model holds {dtype}, the points {x.dtype}; convert one with .to(…)")
 
 
 def try_model(model: Callable[[Any], Any], x: Points) -> int:
@@ -52,22 +95,60 @@ def try_model(model: Callable[[Any], Any], x: Points) -> int:
     return 1 if together.ndim == 1 else together.shape[1]
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse what has no Jacobian by samples: train mode, batch statistics, two devices."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
-    if any(module.training for module in model.modules()):
-        raise ValueError("the model is in train mode: call model.eval() first")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-            raise ValueError(
-                f"{name or 'the model'} normalises by the statistics of the batch even in eval "
-                "mode: make it with track_running_stats=True, or replace it"
-            )
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    if len(devices) > 1:
-        names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"the model lies on several devices: {names}; move it to one with .to(…)")
+@contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """No fused transformer layers, inside which no layer of the model is called."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Fused attention has no rules for vmap and forward-mode derivatives: take the plain one."""
+    with layer_by_layer(), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32: it leaves 1 % of error in a Jacobian, and of finite differences nothing."""
+    backends = torch.backends
+    with (
+        _no_tf32(backends.cudnn, backends.cudnn, "conv"),
+        _no_tf32(backends.cuda.matmul, backends.cuda, "matmul"),
+    ):
+        yield
+
+
+@contextmanager
+def _no_tf32(flags: Any, family: Any, operation: str) -> Iterator[None]:
+    if not torch.cuda.is_available():
+        yield
+        return
+    value: bool | str = False
+    try:
+        holder, name, before = flags, "allow_tf32", flags.allow_tf32
+    except RuntimeError:  # its user has set the precision by the newer names, which do not mix
+        holder, name = getattr(family, operation), "fp32_precision"
+        value, before = "ieee", holder.fp32_precision
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
+
+
+@contextmanager
+def trained(model: nn.Module, names: list[str]) -> Iterator[list[Tensor]]:
+    """The parameters of a frozen model that a reverse pass reaches meanwhile."""
+    try:
+        yield [model.get_parameter(name).requires_grad_() for name in names]
+    finally:
+        model.requires_grad_(False)
 
 
 def activations(
@@ -90,50 +171,51 @@ def activations(
     return found
 
 
-def largest_activation(
+def activations_at_once(
     model: nn.Module, x: Points, weights: dict[str, Tensor] | None = None
 ) -> int:
-    """The most numbers that one module of the model gives at once on the points x."""
-    return max((size for _, size in activations(model, x, weights)), default=1)
+    """How many forward passes of one point have their activations in memory together."""
+    largest = max((size for _, size in activations(model, x[:1], weights)), default=1)
+    return max(1, ACTIVATION_CHUNK[device_kind(x.device)] // largest)
 
 
-def layer_activations(model: nn.Module, x: Points) -> int:
-    """The numbers that all layers with weights of their own give together on the points x."""
-    found = activations(model, x)
-    return sum(size for module, size in found if module._parameters)
+def count(model: nn.Module, names: list[str]) -> int:
+    """The number p of parameters."""
+    return sum(model.get_parameter(name).numel() for name in names)
 
 
 @torch.inference_mode(False)
-def saved_for_backward(model: nn.Module, x: Points, names: list[str]) -> int:
+def saved_for_backward(model: nn.Module, names: list[str], x: Points) -> int:
     """The numbers that a reverse pass through a frozen model keeps of the points x.
 
     The weights of these names do not count. Layers without weights do: of a long sequence the
     scores of attention are most.
     """
-    sizes: dict[tuple[int, int], int] = {}
-    weights = {model.get_parameter(name).data_ptr() for name in names}
+    kept: dict[tuple[int, int], Tensor] = {}  # held, else another one may come to lie there
 
     def keep(tensor: Tensor) -> Tensor:
-        if tensor.data_ptr() not in weights:
-            sizes[tensor.data_ptr(), tensor.numel()] = tensor.numel()
-        kept.append(tensor)  # else another one may come to lie there
+        kept[tensor.data_ptr(), tensor.numel()] = tensor
         return tensor
 
-    kept: list[Tensor] = []
-    try:
-        for name in names:
-            model.get_parameter(name).requires_grad_()
-        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-        with torch.enable_grad(), differentiable(), hooks:
-            model(outside_inference(x))
-    finally:
-        for name in names:
-            model.get_parameter(name).requires_grad_(False)
-    return sum(sizes.values())
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with trained(model, names) as weights, torch.enable_grad(), differentiable(), hooks:
+        model(outside_inference(x))
+    own = {weight.data_ptr() for weight in weights}
+    return sum(size for place, size in kept if place not in own)
 
 
-def plain(x: Any, change: Callable[[Tensor], Tensor] = lambda value: value) -> Any:
-    """Points as torch.func knows them: a tensor or a plain dict."""
-    if isinstance(x, dict):
-        return {key: change(value) for key, value in x.items()}
-    return change(x)
+def points_at_once(
+    model: nn.Module, names: list[str], x: Points, outputs: int, layerwise: bool
+) -> int:
+    """How many points' Jacobians make one chunk, and what is differentiated for them."""
+    kind, size = device_kind(x.device), count(model, names)
+    if layerwise:
+        found = sum(number for module, number in activations(model, x[:1]) if module._parameters)
+        return max(1, _points(LAYERWISE_CHUNK[kind], outputs * max(size, found)))
+    most, held = JACOBIAN_CHUNK[kind], max(1, saved_for_backward(model, names, x[:1]))
+    return max(1, min(most // (outputs * size), _points(most, outputs * held)))
+
+
+def _points(most: int, numbers: int) -> int:
+    """How many points, of so many numbers each, make a chunk of `most`; some in any case."""
+    return max(most // numbers, min(SOME, MOST // numbers))

@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from neuralef.layout import Layout
 from neuralef.points import Points
+from neuralef.serialization import rebuildable
 
 if TYPE_CHECKING:
     from neuralef.gram import Gram
 
 # Points whose diagonal is read off one dense block, by kernels that have no formula for it.
 DIAGONAL_BLOCK = 64
-
-
-class Positive:
-    """A positive hyper-parameter, kept as its logarithm so that training leaves it positive.
-
-    The trainable parameter is `log_<name>`, in float64; reading `<name>` gives its exponential.
-    `zero=True` also admits 0, which training then leaves at 0; `vector=True` also a vector.
-    """
-
-    def __init__(self, zero: bool = False, vector: bool = False) -> None:
-        self.zero, self.dimensions = zero, 1 if vector else 0
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, kernel: nn.Module | None, owner: type) -> Any:
-        if kernel is None:
-            return self
-        return getattr(kernel, "log_" + self.name).exp()
-
-    def __set__(self, kernel: nn.Module, value: float | Tensor) -> None:
-        given = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-        allowed = (given >= 0) if self.zero else (given > 0)
-        if given.numel() == 0 or not bool((allowed & given.isfinite()).all()):
-            bound = "at least 0" if self.zero else "positive"
-            raise ValueError(f"{self.name} must be {bound} and finite, got {value}")
-        if given.ndim > self.dimensions:
-            wanted = "a number or one number per dimension" if self.dimensions else "one number"
-            raise ValueError(f"{self.name} must be {wanted}, got shape {tuple(given.shape)}")
-        before = getattr(kernel, "log_" + self.name, None)
-        if before is not None and before.shape != given.shape:
-            raise ValueError(f"{self.name} cannot change its shape: make a new kernel")
-        setattr(kernel, "log_" + self.name, nn.Parameter(given.log()))
 
 
 class Kernel(nn.Module):
@@ -63,9 +32,14 @@ class Kernel(nn.Module):
     torch.Size([5, 5])
     """
 
-    outputs: int = 1
+    outputs: int | None = 1  # None where a user's model has them, and points tell
     independent: bool = False
     integers: bool = False  # whether integer points are token ids rather than numbers
+
+    def layout(self, x: Points) -> Layout:
+        """How the values of functions of points like x lie."""
+        assert self.outputs is not None
+        return Layout(self.outputs, self.independent)
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
@@ -74,10 +48,8 @@ class Kernel(nn.Module):
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point: (n,), or (n, c) for c outputs."""
         blocks = [self(part, part).diagonal(dim1=-2, dim2=-1) for part in x.split(DIAGONAL_BLOCK)]
-        if self.independent:
-            return torch.cat(blocks, dim=-1).T
-        values = torch.cat(blocks)
-        return values if self.outputs == 1 else values.reshape(len(x), self.outputs)
+        layout, values = self.layout(x), torch.cat(blocks, dim=-1)
+        return layout.unfold((values if self.independent else values[None])[..., None])[..., 0]
 
     def rounding(self, x: Tensor) -> Tensor:
         """The size of the rounding errors in κ's values at each point, like `diagonal`."""
@@ -89,10 +61,6 @@ class Kernel(nn.Module):
         from neuralef.gram import KernelGram
 
         return KernelGram(self, x)
-
-    def prepare(self, x: Points) -> Kernel:
-        """Learn from points what a kernel cannot know before: the outputs of a user's model."""
-        return self
 
     def features(self, x: Points) -> Tensor:
         """φ(x), (n, s) or (n, c, s), with κ = φφᵀ/s; of kernels that are sampled."""
@@ -119,6 +87,7 @@ class Kernel(nn.Module):
     __rmul__ = __mul__
 
 
+@rebuildable(passed={"kernel": "feature_map"})
 class SampledFeatures(nn.Module):
     """x ↦ φ(x), the explicit features of a kernel that is sampled."""
 

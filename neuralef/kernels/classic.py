@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from neuralef.checks import check_count, check_pair
-from neuralef.kernels.base import Kernel, Positive
-from neuralef.serialization.modules import rebuildable
+from neuralef.checks import check_alike, check_count
+from neuralef.kernels.base import Kernel
+from neuralef.serialization import rebuildable
 
 # Up to this many dimensions, differences are formed one by one: cheaper than a product.
 DIRECT_DIMENSIONS = 4
+
+
+class Positive:
+    """A positive hyper-parameter, kept as its logarithm so that training leaves it positive.
+
+    The trainable parameter is `log_<name>`, in float64; reading `<name>` gives its exponential.
+    `zero=True` also admits 0, which training then leaves at 0; `vector=True` also a vector.
+    """
+
+    def __init__(self, zero: bool = False, vector: bool = False) -> None:
+        self.zero, self.dimensions = zero, 1 if vector else 0
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, kernel: nn.Module | None, owner: type) -> Any:
+        if kernel is None:
+            return self
+        return getattr(kernel, "log_" + self.name).exp()
+
+    def __set__(self, kernel: nn.Module, value: float | Tensor) -> None:
+        given = torch.as_tensor(value, dtype=torch.float64).detach().clone()
+        allowed = (given >= 0) if self.zero else (given > 0)
+        if given.numel() == 0 or not bool((allowed & given.isfinite()).all()):
+            bound = "at least 0" if self.zero else "positive"
+            raise ValueError(f"{self.name} must be {bound} and finite, got {value}")
+        if given.ndim > self.dimensions:
+            wanted = "a number or one number per dimension" if self.dimensions else "one number"
+            raise ValueError(f"{self.name} must be {wanted}, got shape {tuple(given.shape)}")
+        before = getattr(kernel, "log_" + self.name, None)
+        if before is not None and before.shape != given.shape:
+            raise ValueError(f"{self.name} cannot change its shape: make a new kernel")
+        setattr(kernel, "log_" + self.name, nn.Parameter(given.log()))
+
+
+def check_pair(x1: Tensor, x2: Tensor) -> None:
+    """The two arguments of a vector kernel: (n1, d) and (n2, d), alike."""
+    for x in (x1, x2):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"this kernel takes points (n, d), got {type(x).__name__}")
+    if x1 is not x2:
+        check_alike(x1, x2, ("x1", "x2"))
+    if x1.ndim < 2:
+        raise ValueError(f"x1 must be (n, d), got {tuple(x1.shape)}")
 
 
 def squared_distance(x1: Tensor, x2: Tensor) -> Tensor:
@@ -59,6 +104,10 @@ class _Stationary(VectorKernel):
     def diagonal(self, x: Tensor) -> Tensor:
         """Ones."""
         return x.new_ones(len(x))
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """That of 1."""
+        return torch.finfo(x.dtype).eps * self.diagonal(x)
 
 
 @rebuildable

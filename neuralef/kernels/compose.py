@@ -7,14 +7,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_count, check_finite, check_pair, check_points
-from neuralef.kernels.base import Kernel, Positive
+from neuralef.checks import check_count, check_finite, check_points
+from neuralef.kernels.base import Kernel
+from neuralef.kernels.classic import Positive, check_pair
+from neuralef.layout import Layout
 from neuralef.memory import CHUNK
-from neuralef.serialization.modules import describe, rebuildable
+from neuralef.points import Points
+from neuralef.serialization import describe, rebuildable
 
 
-def _check_scalar(kernel: Kernel) -> None:
-    if kernel.outputs != 1 or kernel.independent:
+def _check_scalar(kernel: Kernel, x: Points | None = None) -> None:
+    """Refuse a kernel of several outputs, which points x tell of a user's model."""
+    outputs = kernel.outputs if x is None else kernel.layout(x).outputs
+    if outputs not in (None, 1) or kernel.independent:
         raise ValueError(f"{type(kernel).__name__} has outputs of its own: give a scalar kernel")
 
 
@@ -23,14 +28,24 @@ class _Pair(Kernel):
 
     def __init__(self, first: Kernel, second: Kernel) -> None:
         super().__init__()
-        if (first.outputs, first.independent) != (second.outputs, second.independent):
+        self.first, self.second = first, second
+        self.integers = first.integers and second.integers
+        self.independent = first.independent
+        known = first.outputs is not None and second.outputs is not None
+        self.outputs = self._same(first.outputs, second.outputs) if known else None
+
+    def layout(self, x: Points) -> Layout:
+        """That of both."""
+        outputs = self._same(self.first.layout(x).outputs, self.second.layout(x).outputs)
+        return Layout(outputs or 1, self.independent)
+
+    def _same(self, outputs: int | None, others: int | None) -> int | None:
+        if outputs != others or self.first.independent != self.second.independent:
             raise ValueError(
-                f"kernels of {first.outputs} and {second.outputs} outputs, independent or joint, "
+                f"kernels of {outputs} and {others} outputs, independent or joint, "
                 "cannot be combined: give both the same outputs"
             )
-        self.first, self.second = first, second
-        self.outputs, self.independent = first.outputs, first.independent
-        self.integers = first.integers and second.integers
+        return outputs
 
 
 @rebuildable
@@ -81,6 +96,10 @@ class Scaled(Kernel):
         self.outputs, self.independent = kernel.outputs, kernel.independent
         self.integers = kernel.integers
 
+    def layout(self, x: Points) -> Layout:
+        """That of κ."""
+        return self.kernel.layout(x)
+
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
         block = self.kernel(x1, x2)
@@ -108,15 +127,15 @@ class Centered(Kernel):
 
     reference: Tensor
 
-    def __init__(self, kernel: Kernel, x: Tensor) -> None:
+    def __init__(self, kernel: Kernel, reference: Tensor) -> None:
         super().__init__()
-        _check_scalar(kernel.prepare(x))
-        self.kernel = kernel
-        self.register_buffer("reference", check_points(x, integers=kernel.integers))
+        _check_scalar(kernel, reference)
+        self.kernel, self.ours = kernel, describe(kernel) is not None
+        self.register_buffer("reference", check_points(reference, integers=kernel.integers))
         self._grand_mean: tuple[list[Tensor], Tensor] | None = None
 
     def _working(self, x: Tensor) -> Tensor:
-        return x if describe(self.kernel) is None else x.double()
+        return x.double() if self.ours else x
 
     def _mean(self, x: Tensor) -> Tensor:
         reference = self.reference.to(x)
@@ -185,10 +204,7 @@ class Function(Kernel):
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
         block = self.function(x1, x2)
-        rows, columns = len(x1), len(x2)
-        if not self.independent:
-            rows, columns = rows * self.outputs, columns * self.outputs
-        expected = (self.outputs, rows, columns) if self.independent else (rows, columns)
+        expected = self.layout(x1).block_shape(len(x1), len(x2))
         if not isinstance(block, Tensor) or tuple(block.shape) != expected:
             came = tuple(block.shape) if isinstance(block, Tensor) else type(block).__name__
             raise ValueError(f"the kernel function must return a tensor {expected}, got {came}")
@@ -226,6 +242,11 @@ class Coregional(Kernel):
         block = self.kernel(x1, x2)
         return torch.kron(block, self.covariance.to(block))
 
+    def layout(self, x: Points) -> Layout:
+        """That of B."""
+        _check_scalar(self.kernel, x)
+        return super().layout(x)
+
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point: (n, c)."""
         values = self.kernel.diagonal(x)
@@ -247,6 +268,12 @@ class Independent(Kernel):
             _check_scalar(kernel)
         self.kernels = nn.ModuleList(kernels)
         self.outputs = len(kernels)
+
+    def layout(self, x: Points) -> Layout:
+        """One eigenproblem for each."""
+        for kernel in self._parts():
+            _check_scalar(kernel, x)
+        return super().layout(x)
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""

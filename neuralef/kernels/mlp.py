@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_choice, check_count
-from neuralef.kernels.base import Positive
-from neuralef.kernels.classic import VectorKernel
-from neuralef.serialization.modules import rebuildable
+from neuralef.kernels.classic import Positive, VectorKernel
+from neuralef.serialization import rebuildable
 
 
 class _MLPKernel(VectorKernel):

@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from neuralef.checks import check_count, check_points, check_positive
-from neuralef.jacobian.inspection import check_model, largest_activation, plain, try_model
-from neuralef.jacobian.precision import differentiable
-from neuralef.jacobian.tangent import ACTIVATION_CHUNK
+from neuralef.jacobian.inspection import activations_at_once, check_model, differentiable, try_model
 from neuralef.kernels.base import Kernel, SampledFeatures
-from neuralef.memory import device_kind
+from neuralef.layout import Layout
 from neuralef.modules.stacked import evaluate_stack, is_plain
 from neuralef.points import Points, needs_gradient
 
@@ -80,7 +78,7 @@ class NNGP(Kernel):
         self.marginalize = marginalize
         with _seeded(self.seed):  # for what the given variances do not say
             self.net = self._make()
-        self._outputs: int | None = None
+        self.outputs = None  # shows on points
 
     def _make(self) -> nn.Module:
         net = self.make_net()
@@ -97,28 +95,17 @@ class NNGP(Kernel):
         check_model(net)
         return net
 
-    @property
-    def outputs(self) -> int:  # type: ignore[override]
-        """The number c of outputs, known once the kernel has seen a point."""
-        if self._outputs is None:
-            raise ValueError(
-                "how many outputs the networks have shows on data: call kernel.prepare(x) on a "
-                "few points first"
-            )
-        return self._outputs
-
-    def prepare(self, x: Points) -> NNGP:
-        """Try a network on the first of the points x, and learn how many outputs it has."""
+    def layout(self, x: Points) -> Layout:
+        """That of the networks' outputs, after a trial of one on the first of the points x."""
         x = check_points(x, integers=True)
-        first = {name: value[0] for name, value in next(self._draws(x)).items()}
+        first = self._first(x)
         found = try_model(lambda points: functional_call(self.net, first, (points,)), x)
-        self._outputs = 1 if self.marginalize else found
-        return self
+        return Layout(1 if self.marginalize else found)
 
     def features(self, x: Points) -> Tensor:
         """φ(x), (n, s) or (n, c, s): the outputs of the networks, or their last hidden units."""
         x = check_points(x, integers=True)
-        self.prepare(x)
+        self.layout(x)
         body, last = (self.net, None) if not self.marginalize else self._without_last(x[:1])
         phi, start = None, 0
         with torch.set_grad_enabled(needs_gradient(x)):
@@ -144,7 +131,7 @@ class NNGP(Kernel):
 
     def _without_last(self, x: Points) -> tuple[nn.Module, nn.Linear]:
         """The network up to the linear layer whose output is its own, and that layer."""
-        first = {name: value[0] for name, value in next(self._draws(x)).items()}
+        first = self._first(x)
         with torch.no_grad():
             whole = functional_call(self.net, first, (x,))
         layers = [n for n, part in self.net.named_modules() if isinstance(part, nn.Linear)]
@@ -162,6 +149,10 @@ class NNGP(Kernel):
             "marginalize needs a network that ends in an nn.Linear layer on vectors (n, units), "
             "and this one does not"
         )
+
+    def _first(self, x: Points) -> Weights:
+        """The weights of the first network."""
+        return {name: value[0] for name, value in next(self._draws(x)).items()}
 
     def _draws(self, x: Points) -> Iterator[Weights]:
         """The weights of some networks at a time, stacked, where the points are."""
@@ -220,8 +211,7 @@ class NNGP(Kernel):
         if not weights:  # a single layer, marginalised: its inputs are the features
             return x.flatten(1).repeat(1, count)  # type: ignore[union-attr]
         first = {name: value[0] for name, value in weights.items()}
-        largest = largest_activation(body, x[:1], first)
-        size = max(1, ACTIVATION_CHUNK[device_kind(x.device)] // (largest * count))
+        size = max(1, activations_at_once(body, x, first) // count)
         values = torch.cat([_run(body, weights, part) for part in x.split(size)])
         if self.marginalize:
             return values.flatten(1)
@@ -252,7 +242,7 @@ def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
         return functional_call(net, given, (points,))
 
     with differentiable():
-        return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, plain(x))
+        return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, x)
 
 
 def _own_weights(net: nn.Module, weights: Weights) -> bool:

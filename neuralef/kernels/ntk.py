@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice, check_count, check_points, check_positive
 from neuralef.jacobian.tangent import BACKWARD_COST, Tangent
 from neuralef.kernels.base import Kernel, SampledFeatures
+from neuralef.layout import Layout
 from neuralef.memory import check_memory, device_kind
 from neuralef.points import Points, needs_gradient
 from neuralef.sketching import CountSketch, random_signs
@@ -70,85 +72,64 @@ class NTK(Kernel):
         self.samples = None if samples is None else check_count(samples, "samples")
         self.seed, self.method = check_count(seed, "seed", least=0), method
         self.epsilon = check_positive(epsilon, "epsilon")
-        self._outputs: int | None = None
-        self._forward_mode = True
+        self.outputs = None  # shows on points
 
-    @property
-    def outputs(self) -> int:  # type: ignore[override]
-        """The number c of outputs, known once the kernel has seen a point."""
-        if self._outputs is None:
-            raise ValueError(
-                "how many outputs the model has shows on data: call kernel.prepare(x) on a few "
-                "points first"
-            )
-        return self._outputs
-
-    def prepare(self, x: Points) -> NTK:
-        """Try the model on the first of the points x, and learn how many outputs it has."""
-        self._checked(x)
-        return self
-
-    def _checked(self, x: Points) -> Points:
-        x = check_points(x, integers=True)
-        self._outputs = self.tangent.outputs(x)
-        if self.samples is not None and self.method is None:
-            self._forward_mode = self.tangent.has_forward_mode(x)
-        return x
+    def layout(self, x: Points) -> Layout:
+        """That of the model's outputs, after a trial of it on the first of the points x."""
+        return Layout(self.tangent.outputs(check_points(x, integers=True)))
 
     def forward(self, x1: Points, x2: Points) -> Tensor:
         """The block κ(x1, x2), (n1·c, n2·c)."""
-        same = x1 is x2
-        x1 = self._checked(x1)
-        x2 = x1 if same else self._checked(x2)
         if self.samples is not None:
             first, second = self.features(x1).flatten(0, -2), self.features(x2).flatten(0, -2)
             return first @ second.T / self.samples
-        numbers = len(x2) * self.outputs * self.tangent.size
-        small = numbers <= HELD[device_kind(x2.device)]
-        held = list(self._chunks(x2)) if small else None  # else made again for each part of x1
+        same, outputs = x1 is x2, self.layout(x1).outputs
+        x1 = check_points(x1, integers=True)
+        x2 = x1 if same else check_points(x2, integers=True)
+        chunks = partial(self.tangent.chunks, outputs=outputs)
+        small = len(x2) * outputs * self.tangent.size <= HELD[device_kind(x2.device)]
+        held = list(chunks(x2)) if small else None  # else made again for each part of x1
         blocks = [
-            torch.cat([a.flatten(0, 1) @ b.flatten(0, 1).T for b in held or self._chunks(x2)], 1)
-            for a in (held if held is not None and x1 is x2 else self._chunks(x1))
+            torch.cat([a.flatten(0, 1) @ b.flatten(0, 1).T for b in held or chunks(x2)], 1)
+            for a in (held if held is not None and same else chunks(x1))
         ]
         return torch.cat(blocks)
 
-    def _chunks(self, x: Points) -> Iterator[Tensor]:
-        return self.tangent.chunks(x, self.outputs)
-
     def diagonal(self, x: Points) -> Tensor:
         """κ(x_i, x_i): (n,), or (n, c)."""
-        x = self._checked(x)
         if self.samples is not None:
             return self.features(x).square().mean(-1)
-        values = torch.cat([part.square().sum(-1) for part in self._chunks(x)])
-        return values[:, 0] if self.outputs == 1 else values
+        outputs, x = self.layout(x).outputs, check_points(x, integers=True)
+        values = torch.cat([part.square().sum(-1) for part in self.tangent.chunks(x, outputs)])
+        return values[:, 0] if outputs == 1 else values
 
     def features(self, x: Points) -> Tensor:
         """φ(x) = J(x) V, (n, s) or (n, c, s), whose inner products over s are the kernel."""
         if self.samples is None:
             raise ValueError("the exact NTK has p features a point; give the NTK samples=s")
-        x = self._checked(x)
+        outputs, x = self.layout(x).outputs, check_points(x, integers=True)
         with torch.set_grad_enabled(needs_gradient(x)):
-            phi = self._sketch(x)
-        return phi[:, 0] if self.outputs == 1 else phi
+            phi = self._sampled(x, outputs)
+        return phi[:, 0] if outputs == 1 else phi
 
-    def way(self) -> str:
-        """The method that `features` takes."""
+    def method_for(self, x: Points, outputs: int | None = None) -> str:
+        """The method that `features` takes for points like x."""
         if self.samples is None:
             return "exact"
         if self.method is not None:
             return self.method
-        few = BACKWARD_COST * self.outputs if self._forward_mode else 0
+        outputs = self.layout(x).outputs if outputs is None else outputs
+        few = BACKWARD_COST * outputs if self.tangent.has_forward_mode(x) else 0
         if self.samples >= SKETCHED and self.samples > few:
             return "sketch"
         passes = len(self._groups("project"))
         return "project" if self.samples > few * passes else "jvp"
 
-    def _groups(self, way: str) -> list[range]:
+    def _groups(self, method: str) -> list[range]:
         """The columns of the sign matrix, as many at once as memory holds."""
         assert self.samples is not None
         held, device = TANGENTS_AT_ONCE, self.tangent.device
-        if way == "project":
+        if method == "project":
             most = SIGNS_AT_ONCE[device_kind(device)]
             if device.type == "cuda":  # there is more to be held than signs
                 most = min(most, torch.cuda.get_device_properties(device).total_memory // 4)
@@ -164,24 +145,25 @@ class NTK(Kernel):
         half = device_kind(tangent.device) == "cuda" and tangent.dtype == torch.float32
         return torch.bfloat16 if half else tangent.dtype
 
-    def _sketch(self, x: Points) -> Tensor:
+    def _sampled(self, x: Points, outputs: int) -> Tensor:
         assert self.samples is not None
-        way, tangent = self.way(), self.tangent
-        shape = len(x), self.outputs, self.samples
+        method, tangent = self.method_for(x, outputs), self.tangent
+        shape = len(x), outputs, self.samples
         what, advice = "points × outputs × samples", "take fewer samples, or fewer points"
         check_memory(shape, tangent.dtype, x.device, what, advice)
         phi = torch.empty(shape, dtype=tangent.dtype, device=x.device)
-        if way == "sketch":
+        if method == "sketch":
             where = tangent.dtype, tangent.device
             sketch = CountSketch(tangent.size, self.samples, self.seed, *where)
-            _fill(phi, tangent.chunks(x, self.outputs, sketch))
+            _fill(phi, tangent.chunks(x, outputs, sketch))
             return phi
-        for some in self._groups(way):
+        for some in self._groups(method):
             columns = phi[..., some.start : some.stop]
-            if way == "project":
+            if method == "project":
                 signs = self._signs(some, self._sign_dtype)
-                _fill(columns, (rows.to(signs.dtype) @ signs for rows in self._chunks(x)))
-            elif way == "jvp":
+                chunks = tangent.chunks(x, outputs)
+                _fill(columns, (rows.to(signs.dtype) @ signs for rows in chunks))
+            elif method == "jvp":
                 columns[:] = tangent.forward_mode(x, self._signs(some))
             else:
                 columns[:] = tangent.finite_difference(x, self._signs(some), self.epsilon)

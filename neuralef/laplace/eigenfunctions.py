@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from neuralef.extensions.nystrom import FeatureMap
-from neuralef.extensions.tangent import TangentFunctions
 from neuralef.gram import FeatureGram, Gram
-from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
 from neuralef.memory import check_memory
 from neuralef.networks.activation_head import ActivationHead
@@ -31,28 +28,27 @@ def eigenfunctions(posterior: LinearizedLaplace, x: Points) -> tuple[Spectrum, T
     With them comes the kernel's diagonal for a learnt tail, where features that were made tell it.
     """
     kernel, solver, seed = posterior.kernel, posterior.solver, posterior.seed
+    layout = kernel.layout(x)
     if isinstance(solver, Spectrum):
-        if solver.outputs != kernel.outputs or solver.independent:
-            raise ValueError(
-                f"the spectrum has {solver.outputs} outputs, the model {kernel.outputs}"
-            )
+        if solver.layout != layout:
+            raise ValueError(f"the spectrum has {solver.layout}, the model {layout}")
         _check_model_of(solver, kernel)
         return solver, None
-    exact = kernel.gram(x)
-    solver = NeuralEF(min(FUNCTIONS, exact.rows), seed=seed) if solver is None else solver
+    if solver is None:
+        solver = NeuralEF(min(FUNCTIONS, len(x) * layout.outputs), seed=seed)
     if not isinstance(solver, TrainedSolver):
-        return solver.solve(exact), None
+        return solver.solve(kernel.gram(x)), None
     network = posterior.network
     if network is None:
         head = ActivationHead(
-            posterior.model, solver.k + solver.oversample, kernel.outputs,
+            posterior.model, solver.k + solver.oversample, layout.outputs,
             normalize=solver.normalized, seed=seed, example=x[:2],
         )  # fmt: skip
         head.standardize(x)
         network = head
     if isinstance(solver, Distill):
-        return solver.solve(exact, network), None
-    features = explicit(posterior, x)
+        return solver.solve(kernel.gram(x), network), None
+    features = explicit(posterior, x, layout.outputs)
     diagonal = features.diagonal() if posterior.tail == "learnt" else None
     return solver.solve(features, network), diagonal
 
@@ -60,10 +56,7 @@ def eigenfunctions(posterior: LinearizedLaplace, x: Points) -> tuple[Spectrum, T
 def _check_model_of(spectrum: Spectrum, kernel: NTK) -> None:
     """Refuse functions of another model's tangent kernel, where they tell whose they are."""
     network = spectrum.network
-    tangent = network.tangent if isinstance(network, TangentFunctions) else None
-    if isinstance(network, FeatureMap) and isinstance(network.function, SampledFeatures):
-        other = network.function.kernel
-        tangent = other.tangent if isinstance(other, NTK) else None
+    tangent = getattr(getattr(network, "kernel", network), "tangent", None)
     if tangent is None:
         return
     own, others = kernel.tangent.weights(), tangent.weights()
@@ -79,16 +72,16 @@ def _check_model_of(spectrum: Spectrum, kernel: NTK) -> None:
         )
 
 
-def explicit(posterior: LinearizedLaplace, x: Points) -> Gram:
+def explicit(posterior: LinearizedLaplace, x: Points, outputs: int) -> Gram:
     """The kernel by explicit features: Jacobians if they are short, else random ones."""
-    kernel, samples = posterior.kernel, posterior.samples
-    if kernel.tangent.size > samples:
+    tangent, samples = posterior.kernel.tangent, posterior.samples
+    if tangent.size > samples:
         return NTK(posterior.tangent_model, samples=samples, seed=posterior.seed).gram(x)
-    tangent, shape = kernel.tangent, (len(x), kernel.outputs, kernel.tangent.size)
+    shape = (len(x), outputs, tangent.size)
     what, advice = "points × outputs × weights", "take samples, fewer than there are weights"
     check_memory(shape, tangent.dtype, x.device, what, advice)
     phi, start = torch.empty(shape, dtype=tangent.dtype, device=x.device), 0
-    for jacobian in tangent.chunks(x, kernel.outputs):
+    for jacobian in tangent.chunks(x, outputs):
         phi[start : start + len(jacobian)] = jacobian * tangent.size**0.5
         start += len(jacobian)
-    return FeatureGram(x, phi[:, 0] if kernel.outputs == 1 else phi)
+    return FeatureGram(x, phi[:, 0] if outputs == 1 else phi)

@@ -133,7 +133,7 @@ class LinearizedLaplace:
         device = kernel.tangent.device
         held_out = None if tune is None else collect(tune, device, "tune")
         x, y = collect(loader, device)
-        kernel.prepare(x)
+        kernel.layout(x)  # which tries the model
         logits = outputs_of(self.model, x)
         y = check_targets(self.likelihood, y, logits)
         if self.likelihood == "classification":
@@ -170,7 +170,7 @@ class LinearizedLaplace:
 
     def _learn_tail(self, x: Points, diagonal: Tensor) -> None:
         """Functions of one output each, which the data say nothing of: they never contract."""
-        outputs = self.kernel.outputs
+        outputs = self.spectrum.outputs
         tail = LearntTail(self.features.activations(x[:2]), outputs, self.seed)
         share = 1 - float(self.spectrum.explained_trace)
         if share <= 0:
@@ -206,7 +206,7 @@ class LinearizedLaplace:
         told = [type(self.model).__name__, self.likelihood]
         if not hasattr(self, "curvature"):
             return f"LinearizedLaplace({', '.join(told)}, not fitted)"
-        told.append(f"{self.spectrum.rank} eigenfunctions of {self.kernel.outputs} outputs")
+        told.append(f"{self.spectrum.rank} eigenfunctions of {self.spectrum.outputs} outputs")
         told += [f"tail={self.tail!r}"] if self.tail else []
         names = CHOSEN if self.noise_ is None else (*CHOSEN[:2], "noise")
         told += [f"{name}_={getattr(self, f'{name}_'):.3g}" for name in names]
@@ -261,7 +261,7 @@ class LinearizedLaplace:
         By `predictive_`, or another `method` of its kind; `draws` are those of "mc".
         """
         x = check_points(x, integers=True)
-        size = max(1, NUMBERS_AT_ONCE // (len(self._fitted().curvature) * self.kernel.outputs))
+        size = max(1, NUMBERS_AT_ONCE // (len(self._fitted().curvature) * self.spectrum.outputs))
         parts = x.split(size)
         return torch.cat([self.probabilities(self.outputs(p), method, draws) for p in parts])
 
@@ -280,10 +280,7 @@ class LinearizedLaplace:
 
     @classmethod
     def paper(
-        cls,
-        model: nn.Module,
-        likelihood: str = "classification",
-        network: nn.Module | None = None,
+        cls, model: nn.Module, likelihood: str = "classification", network: nn.Module | None = None
     ) -> LinearizedLaplace:
         """The paper's settings: ten functions of its own objective, σ₀² = 80, τ = 400.
 

@@ -8,19 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.extensions.nystrom import FeatureMap
 from neuralef.jacobian.folding import fold_batch_norm
-from neuralef.kernels.base import SampledFeatures
 from neuralef.kernels.ntk import NTK
 from neuralef.laplace.held_out import CHOSEN
 from neuralef.laplace.laplace import LinearizedLaplace
 from neuralef.laplace.tail import LearntTail
 from neuralef.points import move, twice
 from neuralef.posterior.features import Features, outputs_of, unpack_features
-from neuralef.serialization.files import below, fingerprint, read_tensors, write_tensors
+from neuralef.serialization import below, fingerprint, read_tensors, write_tensors
 from neuralef.spectrum import Spectrum
 
-FORMAT = "neuralef laplace 1"
+FORMAT = "posterior"
 SETTINGS = ("likelihood", "tail", "predictive", "predictive_", "seed", "samples")
 NUMBERS = (*SETTINGS, "noise_", *CHOSEN, *(f"{name}_" for name in CHOSEN))
 TENSORS = ("curvature", "basis", "noise_shape")
@@ -52,7 +50,6 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
         raise ValueError(
             f"{path} is the posterior of another model: its weights differ from this one's"
         )
-    header = {"predictive": None, "predictive_": "mc"} | header  # of all before there was a choice
     posterior = LinearizedLaplace(model, header["likelihood"], tail=header["tail"])
     for name in NUMBERS:
         setattr(posterior, name, header[name])
@@ -65,22 +62,19 @@ def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> L
         raise ValueError(f"{path} is damaged or too old: it lacks {', '.join(sorted(missing))}")
     device = next(model.parameters()).device
     parts = {n.removeprefix(MARK): t for n, t in tensors.items() if n.startswith(MARK)}
-    exact = header["spectrum"]["network_class"] == "TangentFunctions"
+    exact = header["spectrum"]["network"].get("class") == "TangentFunctions"
     given = {"network": network, "model": posterior.tangent_model if exact else model}
     if header.get("sampled") is not None:
-        sampled = header["sampled"]
-        sampled["method"] = sampled["method"] or "project"  # of all before there were sketches
-        given["feature_map"] = NTK(posterior.tangent_model, **sampled)
+        given["feature_map"] = NTK(posterior.tangent_model, **header["sampled"])
     posterior.spectrum = unpack_features(path, header["spectrum"], parts, model, given)
     posterior.solver = posterior.spectrum
     _recognise(path, outputs_of(model, move(posterior.spectrum.point, device)), tensors[PROBE])
-    posterior.kernel.prepare(posterior.spectrum.point)
     posterior.features = Features(model, posterior.spectrum)
     for name in TENSORS:
         setattr(posterior, name, tensors[name].to(device))
     if posterior.tail == "learnt":
         seen = posterior.features.activations(move(twice(posterior.spectrum.point), device))
-        tail = LearntTail(seen, posterior.kernel.outputs)
+        tail = LearntTail(seen, posterior.spectrum.outputs)
         own = {name for name in tail.state_dict() if not name.startswith("activations")}
         learnt = below(TAIL, tensors)
         if set(learnt) != own:
@@ -102,9 +96,8 @@ def _recognise(path: Path, outputs: Tensor, probe: Tensor) -> None:
 
 def _sampled(spectrum: Spectrum) -> dict[str, Any] | None:
     """The settings of the tangent kernel whose sampled features these are functions of, if so."""
-    function = spectrum.network.function if isinstance(spectrum.network, FeatureMap) else None
-    kernel = function.kernel if isinstance(function, SampledFeatures) else None
+    kernel = getattr(spectrum.network, "kernel", None)
     if not isinstance(kernel, NTK):
         return None
     settings = {name: getattr(kernel, name) for name in ("samples", "seed", "epsilon")}
-    return settings | {"method": kernel.way()}
+    return settings | {"method": kernel.method_for(spectrum.point, spectrum.outputs)}

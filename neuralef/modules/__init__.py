@@ -1,6 +1,5 @@
-"""What networks are made of: normalisation, heads of functions, stacks of networks."""
+"""What networks are made of: functions kept at unit norm, heads, stacks of networks."""
 
-from neuralef.modules.heads import Functions, Heads, StackedLinear
-from neuralef.modules.normalization import L2BatchNorm, Normalized
+from neuralef.modules.functions import Functions, HeadFunctions, L2BatchNorm, Normalized
 
-__all__ = ["Functions", "Heads", "L2BatchNorm", "Normalized", "StackedLinear"]
+__all__ = ["Functions", "HeadFunctions", "L2BatchNorm", "Normalized"]

@@ -6,6 +6,8 @@ networks where each operation wants it; for convolutional networks those take mo
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -30,27 +32,20 @@ def is_plain(net: nn.Module, dimensions: int) -> bool:
     weighted = [layer for layer in layers if isinstance(layer, (nn.Conv2d, nn.Linear))]
     if not weighted or len(set(weighted)) < len(weighted):  # one layer in two places
         return False
-    vectors = dimensions == 2
-    for layer in layers:
-        if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-            vectors = True
-        elif type(layer) is nn.Linear:
-            if not vectors:
-                return False
-        elif type(layer) is nn.Conv2d or type(layer) in POOLING:
-            if vectors or not _known(layer):
-                return False
-        elif type(layer) not in ELEMENTWISE:
-            return False
-    return vectors
+    order = r"[EFL]*" if dimensions == 2 else r"[CE]*F[EFL]*"
+    return re.fullmatch(order, "".join(map(_kind, layers))) is not None
 
 
-def _known(layer: nn.Module) -> bool:
-    """Whether a convolution or a pooling has nothing out of the ordinary."""
-    if isinstance(layer, nn.Conv2d):
+def _kind(layer: nn.Module) -> str:
+    """A letter: Convolution or pooling, Elementwise, Flatten, Linear; ? for all else."""
+    if type(layer) is nn.Conv2d:
         plain = layer.groups == 1 and layer.padding_mode == "zeros"
-        return plain and not isinstance(layer.padding, str)
-    return not getattr(layer, "return_indices", False)
+        return "C" if plain and not isinstance(layer.padding, str) else "?"
+    if type(layer) in POOLING:
+        return "?" if getattr(layer, "return_indices", False) else "C"
+    if type(layer) is nn.Flatten:
+        return "F" if (layer.start_dim, layer.end_dim) == (1, -1) else "?"
+    return "L" if type(layer) is nn.Linear else "E" if type(layer) in ELEMENTWISE else "?"
 
 
 def evaluate_stack(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Networks: k eigenfunctions as one module, (n, …) ↦ (n, k) or (n, c, k)."""
 
-from neuralef.modules.normalization import L2BatchNorm, Normalized
-from neuralef.networks.activation_head import ActivationHead, Activations
+from neuralef.modules.functions import L2BatchNorm, Normalized
+from neuralef.networks.activation_head import ActivationHead, Activations, past_the_model
 from neuralef.networks.cnn import SharedCNN, StackedCNN
-from neuralef.networks.mlp import SharedMLP, StackedMLP
+from neuralef.networks.mlp import SharedMLP, StackedMLP, default_network
 from neuralef.networks.pretrained import Pretrained
 from neuralef.networks.resnet import ResNet, SharedResNet, StackedResNet
 
@@ -20,4 +20,6 @@ __all__ = [
     "StackedCNN",
     "StackedMLP",
     "StackedResNet",
+    "default_network",
+    "past_the_model",
 ]

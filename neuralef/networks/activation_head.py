@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.jacobian.inspection import check_model
-from neuralef.jacobian.precision import layer_by_layer
-from neuralef.modules.normalization import Normalized
+from neuralef.jacobian.inspection import check_model, layer_by_layer
+from neuralef.modules.functions import Normalized
 from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, move, points_at_once, twice
 from neuralef.progress import watched
+from neuralef.serialization import rebuildable
 
 HELD = 2**28  # activations of all points, at most
 LOOKED_AT = 2**28  # activations that means, scales and tails are learnt from, at most
@@ -37,23 +37,29 @@ class Activations(nn.Module):
         super().__init__()
         check_model(model)
         self.model = copy.deepcopy(model).requires_grad_(False)
-        self.names = [n for n, part in self.model.named_modules() if isinstance(part, LAYERS)]
-        if not self.names:
+        device = next(self.model.parameters(), torch.empty(0)).device
+        self.example = None if example is None else move(twice(example), device)
+        layers = [(n, part) for n, part in self.model.named_modules() if isinstance(part, LAYERS)]
+        if not layers:
             raise ValueError(
                 f"{type(model).__name__} has no linear or convolutional layers to look at"
             )
-        layers: list[Any] = [self.model.get_submodule(name) for name in self.names]
-        self.size = sum(map(_channels, layers)) + len(layers[-1].weight)
-        if example is not None:
-            with torch.no_grad():
-                out, seen = self._run(example)
-                _, alone = self._run(example[:1])  # else two rows of its own look like two points
-            once = [name for name in self.names if [n for n, _ in seen].count(name) == 1]
-            rows = {name for name, taken in seen if len(taken) == len(example)}
-            rows &= {name for name, taken in alone if len(taken) == 1}
-            self.names = [name for name in once if name in rows]
-            kept = [taken for name, taken in seen if name in self.names]
-            self.size = sum(taken.shape[1] for taken in kept) + out[0].numel()
+        self.names = [name for name, _ in layers]
+        self.size = sum(map(_channels, dict(layers).values())) + len(layers[-1][1].weight)
+        if self.example is not None:
+            self._keep_one_row_a_point(self.example)
+
+    @torch.no_grad()
+    def _keep_one_row_a_point(self, example: Points) -> None:
+        """Leave out the layers that do not take one row for each of two points."""
+        out, seen = self._run(example)
+        _, alone = self._run(example[:1])  # else two rows of its own look like two points
+        calls = [name for name, _ in seen]
+        rows = {name for name, taken in seen if len(taken) == 2}
+        rows &= {name for name, taken in alone if len(taken) == 1}
+        self.names = [name for name in self.names if name in rows and calls.count(name) == 1]
+        kept = [taken for name, taken in seen if name in self.names]
+        self.size = sum(taken.shape[1] for taken in kept) + out[0].numel()
 
     def train(self, mode: bool = True) -> Activations:
         """The model stays in eval mode: it is not what is being trained."""
@@ -121,6 +127,7 @@ def _channels(layer: Any) -> int:
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
+@rebuildable(passed={"model": "model"})
 class ActivationHead(nn.Module):
     """k functions on the activations of a trained model: an MLP that sees what the model sees.
 
@@ -133,46 +140,30 @@ class ActivationHead(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        k: int,
-        outputs: int = 1,
-        independent: bool = False,
-        width: int | None = None,
-        depth: int = 3,
-        normalize: bool = True,
-        seed: int | None = None,
+        self, model: nn.Module, k: int, outputs: int = 1, independent: bool = False,
+        width: int | None = None, depth: int = 3, normalize: bool = True, seed: int | None = None,
         example: Points | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.activations = Activations(model, example)
         if width is None:
             width = min(512, max(64, 4 * self.activations.size))
+        self.k, self.outputs, self.independent = k, outputs, independent
+        self.width, self.depth, self.normalize, self.seed = width, depth, normalize, seed
         self.head = SharedMLP(
             self.activations.size, k, width, depth, outputs=outputs, independent=independent,
             normalize=normalize, seed=seed,
         ).to(next(self.activations.model.parameters()))  # fmt: skip
 
-    @classmethod
-    def like(
-        cls,
-        model: nn.Module,
-        tensors: dict[str, Tensor],
-        outputs: int,
-        independent: bool,
-        example: Points,
-    ) -> ActivationHead:
-        """A head of the sizes that the tensors of a saved spectrum have, on a model."""
-        depth = sum(".head.weights." in name for name in tensors)
-        width, heads = (
-            tensors[f"network.head.weights.{layer}"].shape[-1] for layer in (0, depth - 1)
-        )
-        normalized = any(".head.normalization." in name for name in tensors)
-        device = next(model.parameters()).device
-        return cls(
-            model, heads // outputs, outputs, independent, width, depth, normalized,
-            example=move(twice(example), device),
-        )  # fmt: skip
+    @property
+    def model(self) -> nn.Module:
+        """The frozen copy that is looked at."""
+        return self.activations.model
+
+    @property
+    def example(self) -> Points | None:
+        """One of the points, twice, if the head was made with any."""
+        return self.activations.example
 
     def standardize(self, x: Points) -> None:
         """Take the shift and the scale of each activation from the points x."""
@@ -198,8 +189,9 @@ def past_the_model(network: nn.Module, x: Points) -> tuple[nn.Module, Points]:
         return network, x
     if type(network) is Normalized:
         inner, seen = past_the_model(network.network, x)
-        same = inner is network.network
-        return (network, x) if same else (Normalized(inner, network.normalization), seen)
+        if inner is not network.network:
+            network = Normalized(inner, network.normalization)
+        return network, seen
     if type(network) is not ActivationHead:
         return network, x
     front = network.activations

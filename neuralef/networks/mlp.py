@@ -1,39 +1,67 @@
-"""Multi-layer perceptrons for k functions at once: dedicated to each, or with a shared trunk."""
+"""Multi-layer perceptrons for k functions at once, and the network that solvers take by default."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive
-from neuralef.modules.normalization import L2BatchNorm
-from neuralef.serialization.modules import rebuildable
+from neuralef.gram import Gram
+from neuralef.layout import Layout
+from neuralef.modules.functions import HeadFunctions, make_generator
+from neuralef.networks.cnn import SharedCNN
+from neuralef.serialization import rebuildable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sincos": torch.sin,  # on one half of the units, and cos on the other
     "relu": torch.relu,
     "gelu": nn.functional.gelu,
     "erf": torch.erf,
 }
+# By default: dedicated networks are the more accurate on a few dimensions; a trunk is cheaper
+# everywhere else.
+STACKED_INPUTS = 8
+STACKED_FUNCTIONS = 64
+# Smaller arrays are hardly images.
+SMALLEST_IMAGE = 8
 
 
-class _Standardized(nn.Module):
-    """Points as vectors of mean 0 and unit scale, on the points that `standardize` saw."""
+class _MLP(nn.Module):
+    """`stack` MLPs of standardised points, (n, …) ↦ (n, stack, heads), one product for a layer."""
 
     shift: Tensor
     scale: Tensor
+    phase: Tensor
 
-    def __init__(self, inputs: int) -> None:
+    def __init__(
+        self, inputs: int, width: int, depth: int, activation: str, bandwidth: float,
+        seed: int | None, stack: int, heads: int,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.inputs = check_count(inputs, "inputs")
+        check_choice(activation, "activation", tuple(ACTIVATIONS))
+        self.inputs, self.activation = check_count(inputs, "inputs"), activation
+        hidden = [check_count(width, "width")] * (check_count(depth, "depth") - 1)
+        generator = make_generator(seed)
+        layers = list(pairwise([inputs, *hidden, heads]))
+        self.weights = nn.ParameterList([_uniform((stack, i, o), i, generator) for i, o in layers])
+        self.biases = nn.ParameterList([_uniform((stack, 1, o), i, generator) for i, o in layers])
+        if activation == "sincos" and hidden:
+            exponents = torch.rand(stack, 1, width, generator=generator)
+            self.weights[0].data *= check_positive(bandwidth, "bandwidth") ** exponents
+        phase = torch.zeros(width)
+        phase[width // 2 :] = math.pi / 2  # cos t = sin(t + π/2): one call serves both halves
+        self.register_buffer("phase", phase, persistent=False)
         self.register_buffer("shift", torch.zeros(inputs))
         self.register_buffer("scale", torch.ones(inputs))
 
+    @torch.no_grad()
     def standardize(self, x: Tensor) -> None:
-        """Take the shift and the scale of each coordinate from the points x."""
         flat = x.flatten(1).to(self.shift)
         spread = flat.std(0, correction=0)
         self.shift.copy_(flat.mean(0))
@@ -43,13 +71,22 @@ class _Standardized(nn.Module):
         self.scale.copy_(torch.where(still, torch.ones_like(spread), spread))
 
     def standardized(self, x: Tensor) -> Tensor:
-        """Points (n, …) as standardised vectors (n, inputs)."""
+        """Points (n, …) as vectors (n, inputs) of mean 0 and unit scale."""
         flat = x.flatten(1)
         if flat.shape[1] != self.inputs:
             raise ValueError(
                 f"the network takes points of {self.inputs} numbers, got {tuple(x.shape[1:])}"
             )
         return (flat - self.shift) / self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        *hidden, (weight, bias) = zip(self.weights, self.biases, strict=True)
+        h = self.standardized(x).expand(len(weight), -1, -1)
+        for hidden_weight, hidden_bias in hidden:
+            h = torch.baddbmm(hidden_bias, h, hidden_weight)
+            h = ACTIVATIONS[self.activation](h + self.phase if self.activation == "sincos" else h)
+        with torch.autocast(x.device.type, enabled=False):  # functions in bf16 are too coarse
+            return torch.baddbmm(bias, h.to(weight.dtype), weight).transpose(0, 1)
 
 
 def _uniform(
@@ -60,77 +97,26 @@ def _uniform(
     return nn.Parameter((2 * values - 1) / math.sqrt(fan_in))
 
 
-class _Activation(nn.Module):
-    """An activation by name; "sincos" is sin on one half of the units and cos on the other."""
-
-    phase: Tensor
-
-    def __init__(self, name: str, width: int) -> None:
-        super().__init__()
-        check_choice(name, "activation", ("sincos", *ACTIVATIONS))
-        self.name = name
-        phase = torch.zeros(width)
-        phase[width // 2 :] = math.pi / 2  # cos t = sin(t + π/2): one call serves both halves
-        self.register_buffer("phase", phase, persistent=False)
-
-    def forward(self, h: Tensor) -> Tensor:
-        """The activation of (…, width)."""
-        if self.name == "sincos":
-            return torch.sin(h + self.phase)
-        return ACTIVATIONS[self.name](h)
-
-
-class _MLP(_Standardized):
-    """`stack` MLPs side by side, each with `last` outputs, in one batched product per layer."""
+class _MLPFunctions(HeadFunctions):
+    network: _MLP
 
     def __init__(
-        self,
-        inputs: int,
-        k: int,
-        width: int,
-        depth: int,
-        activation: str,
-        outputs: int,
-        independent: bool,
-        seed: int | None,
-        normalize: bool,
-        shared: bool,
-        bandwidth: float = 1.0,
-    ) -> None:
-        super().__init__(inputs)
-        self.k, self.outputs = check_count(k, "k"), check_count(outputs, "outputs")
-        self.independent, self.shared = independent, shared
-        hidden = [check_count(width, "width")] * (check_count(depth, "depth") - 1)
-        stack, last = (1, outputs * k) if shared else (k, outputs)
-        sizes = [inputs, *hidden, last]
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        layers = list(pairwise(sizes))
-        self.weights = nn.ParameterList([_uniform((stack, i, o), i, generator) for i, o in layers])
-        self.biases = nn.ParameterList([_uniform((stack, 1, o), i, generator) for i, o in layers])
-        if activation == "sincos" and hidden:
-            exponents = torch.rand(stack, 1, width, generator=generator)
-            self.weights[0].data *= check_positive(bandwidth, "bandwidth") ** exponents
-        self.activation = _Activation(activation, width)
-        self.normalization = L2BatchNorm(k, outputs, independent) if normalize else nn.Identity()
+        self, inputs: int, k: int, width: int = 512, depth: int = 3, activation: str = "gelu",
+        outputs: int = 1, independent: bool = False, normalize: bool = True,
+        seed: int | None = None, bandwidth: float = 1.0,
+    ) -> None:  # fmt: skip
+        make = partial(_MLP, inputs, width, depth, activation, bandwidth, seed)
+        super().__init__(make, k, Layout(outputs, independent), normalize)
+        self.inputs, self.width, self.depth, self.activation = inputs, width, depth, activation
+        self.bandwidth, self.seed = bandwidth, seed
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, k), or (n, c, k) for c outputs."""
-        return self.normalization(self.functions(x))
-
-    def functions(self, x: Tensor) -> Tensor:
-        """The functions before their normalisation."""
-        *hidden, (weight, bias) = zip(self.weights, self.biases, strict=True)
-        h = self.standardized(x).expand(len(weight), -1, -1)
-        for hidden_weight, hidden_bias in hidden:
-            h = self.activation(torch.baddbmm(hidden_bias, h, hidden_weight))
-        with torch.autocast(x.device.type, enabled=False):  # functions in bf16 are too coarse
-            h = torch.baddbmm(bias, h.to(weight.dtype), weight)
-        h = h[0].reshape(len(x), self.outputs, self.k) if self.shared else h.permute(1, 2, 0)
-        return h if self.outputs > 1 or self.independent else h[:, 0]
+    def standardize(self, x: Tensor) -> None:
+        """Take the shift and the scale of each coordinate from the points x."""
+        self.network.standardize(x)
 
 
 @rebuildable
-class StackedMLP(_MLP):
+class StackedMLP(_MLPFunctions):
     """k MLPs with weights of their own; activations are "sincos", "relu", "gelu" and "erf".
 
     With `depth` linear layers and the paper's mixture of sin and cos, whose frequencies start
@@ -141,27 +127,20 @@ class StackedMLP(_MLP):
     torch.Size([64, 10])
     """
 
+    shared = False
+
     def __init__(
-        self,
-        inputs: int,
-        k: int,
-        width: int = 32,
-        depth: int = 3,
-        activation: str = "sincos",
-        outputs: int = 1,
-        independent: bool = False,
-        bandwidth: float = 8.0,
-        normalize: bool = True,
-        seed: int | None = None,
-    ) -> None:
+        self, inputs: int, k: int, width: int = 32, depth: int = 3, activation: str = "sincos",
+        outputs: int = 1, independent: bool = False, bandwidth: float = 8.0,
+        normalize: bool = True, seed: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(
-            inputs, k, width, depth, activation, outputs, independent, seed, normalize,
-            shared=False, bandwidth=bandwidth,
-        )  # fmt: skip
+            inputs, k, width, depth, activation, outputs, independent, normalize, seed, bandwidth
+        )
 
 
 @rebuildable
-class SharedMLP(_MLP):
+class SharedMLP(_MLPFunctions):
     """One MLP with k heads: far cheaper than k networks, and enough with exact deflation.
 
     (n, inputs) ↦ (n, k), or (n, c, k) for c outputs.
@@ -170,18 +149,31 @@ class SharedMLP(_MLP):
     torch.Size([100, 32])
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        k: int,
-        width: int = 512,
-        depth: int = 3,
-        activation: str = "gelu",
-        outputs: int = 1,
-        independent: bool = False,
-        normalize: bool = True,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(
-            inputs, k, width, depth, activation, outputs, independent, seed, normalize, shared=True
+
+def default_network(
+    gram: Gram, k: int, seed: int, *, bandwidth: float = 8.0, normalize: bool = True
+) -> nn.Module:
+    """k functions on the points of a Gram: stacked MLPs in few dimensions, else a shared trunk.
+
+    Points (n, channels, height, width) get a convolutional one.
+    """
+    x = gram.x
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        came = f"{x.dtype} points" if isinstance(x, Tensor) else "a dict of tensors"
+        raise ValueError(
+            f"there is no network by default for {came}: give solve(…) one of yours, such as "
+            "networks.Pretrained(model, k), or pass numbers as x.float()"
         )
+    arguments: dict[str, Any] = {"normalize": normalize, "seed": seed}
+    arguments |= {"outputs": gram.outputs, "independent": gram.independent}
+    inputs = x[0].numel()
+    if x.ndim == 4 and min(x.shape[2:]) >= SMALLEST_IMAGE:
+        _, channels, *size = x.shape
+        return SharedCNN(k, channels, size, **arguments).to(gram.device, gram.dtype)
+    network: _MLPFunctions
+    if inputs <= STACKED_INPUTS and k <= STACKED_FUNCTIONS:
+        network = StackedMLP(inputs, k, bandwidth=bandwidth, **arguments)
+    else:
+        network = SharedMLP(inputs, k, **arguments)
+    network.to(gram.device, gram.dtype).standardize(x)
+    return network

@@ -8,12 +8,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from neuralef.modules.heads import Functions, Heads, make_generator, start_uniform
-from neuralef.serialization.modules import rebuildable
+from neuralef.layout import Layout
+from neuralef.modules.functions import HeadFunctions, make_generator
+from neuralef.modules.heads import Heads, start_uniform
+from neuralef.serialization import rebuildable
 
 
 @rebuildable
-class Pretrained(Functions):
+class Pretrained(HeadFunctions):
     """A copy of a trained model whose last linear layer is replaced by fresh heads for k functions.
 
     The copy is trained whole, the model itself is left as it is. Nothing but the model touches the
@@ -26,25 +28,22 @@ class Pretrained(Functions):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        k: int,
-        outputs: int = 1,
-        independent: bool = False,
-        normalize: bool = True,
-        seed: int | None = None,
-    ) -> None:
+        self, model: nn.Module, k: int, outputs: int = 1, independent: bool = False,
+        normalize: bool = True, seed: int | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch module, got {type(model).__name__}")
         super().__init__(
             lambda _, heads: _with_heads(model, heads, seed),
-            k, outputs, independent, normalize, shared=True,
+            k, Layout(outputs, independent), normalize,
         )  # fmt: skip
         self.normalization.to(_last_linear(self.network)[1].weight)
+        self.seed = seed
 
-    def forward(self, x: Any) -> Tensor:
-        """(n, k), or (n, c, k) for c outputs."""
-        return super().forward(x)
+    @property
+    def model(self) -> nn.Module:
+        """The copy, heads and all: from one like it the same network can be made."""
+        return self.network
 
     def functions(self, x: Any) -> Tensor:
         """The functions before their normalisation."""

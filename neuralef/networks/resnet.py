@@ -9,8 +9,10 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import skip_init
 
 from neuralef.checks import check_count
-from neuralef.modules.heads import Functions, Heads, check_images, make_generator, start_uniform
-from neuralef.serialization.modules import rebuildable
+from neuralef.layout import Layout
+from neuralef.modules.functions import HeadFunctions, make_generator
+from neuralef.modules.heads import Heads, check_images, start_uniform
+from neuralef.serialization import rebuildable
 
 fx.wrap("check_images")  # symbolic tracing, by which batch norms are folded, cannot look inside
 
@@ -54,21 +56,17 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        depth: int = 20,
-        width: int = 16,
-        channels: int = 3,
-        outputs: int = 10,
-        stack: int = 1,
-        seed: int | None = None,
-    ) -> None:
+        self, depth: int = 20, width: int = 16, channels: int = 3, outputs: int = 10,
+        stack: int = 1, seed: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         blocks, rest = divmod(check_count(depth, "depth", least=8) - 2, 6)
         if rest:
             raise ValueError(f"depth must be 6m + 2, such as 20, 32 or 56, got {depth}")
+        self.depth, self.width = depth, check_count(width, "width")
         self.channels = check_count(channels, "channels")
         self.outputs, self.stack = check_count(outputs, "outputs"), check_count(stack, "stack")
-        check_count(width, "width")
+        self.seed = seed
         # The first convolution has no groups, since all networks see the same images.
         self.conv1 = _convolution(channels, stack * width, 3, 1, 1)
         self.bn1 = nn.BatchNorm2d(stack * width)
@@ -104,8 +102,8 @@ class ResNet(nn.Module):
         True
         """
         check_count(factor, "factor")
-        depth, width = 6 * len(self.layer1) + 2, self.conv1.out_channels // self.stack
-        wide = ResNet(depth, factor * width, self.channels, self.outputs, self.stack, seed)
+        width = factor * self.width
+        wide = ResNet(self.depth, width, self.channels, self.outputs, self.stack, seed)
         wide = wide.to(self.conv1.weight).train(self.training)
         state, generator = wide.state_dict(), make_generator(seed)
         for name, value in self.state_dict().items():
@@ -140,8 +138,20 @@ def _stage(blocks: int, inputs: int, outputs: int, stride: int, stack: int) -> n
     return nn.Sequential(first, *(_Block(outputs, outputs, 1, stack) for _ in range(blocks - 1)))
 
 
+class _ResNetFunctions(HeadFunctions):
+    def __init__(
+        self, k: int, depth: int = 20, width: int = 16, channels: int = 3, outputs: int = 1,
+        independent: bool = False, normalize: bool = True, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            lambda stack, heads: ResNet(depth, width, channels, heads, stack, seed),
+            k, Layout(outputs, independent), normalize,
+        )  # fmt: skip
+        self.depth, self.width, self.channels, self.seed = depth, width, channels, seed
+
+
 @rebuildable
-class StackedResNet(Functions):
+class StackedResNet(_ResNetFunctions):
     """k residual networks with weights of their own, by grouped convolutions.
 
     (n, channels, height, width) ↦ (n, k), or (n, c, k) for c outputs.
@@ -150,25 +160,11 @@ class StackedResNet(Functions):
     torch.Size([4, 3])
     """
 
-    def __init__(
-        self,
-        k: int,
-        depth: int = 20,
-        width: int = 16,
-        channels: int = 3,
-        outputs: int = 1,
-        independent: bool = False,
-        normalize: bool = True,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(
-            lambda stack, heads: ResNet(depth, width, channels, heads, stack, seed),
-            k, outputs, independent, normalize, shared=False,
-        )  # fmt: skip
+    shared = False
 
 
 @rebuildable
-class SharedResNet(Functions):
+class SharedResNet(_ResNetFunctions):
     """One residual network with k heads: far cheaper than k networks.
 
     (n, channels, height, width) ↦ (n, k), or (n, c, k) for c outputs.
@@ -176,19 +172,3 @@ class SharedResNet(Functions):
     >>> SharedResNet(k=20, depth=8, outputs=10, seed=0)(torch.randn(4, 3, 32, 32)).shape
     torch.Size([4, 10, 20])
     """
-
-    def __init__(
-        self,
-        k: int,
-        depth: int = 20,
-        width: int = 16,
-        channels: int = 3,
-        outputs: int = 1,
-        independent: bool = False,
-        normalize: bool = True,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(
-            lambda stack, heads: ResNet(depth, width, channels, heads, stack, seed),
-            k, outputs, independent, normalize, shared=True,
-        )  # fmt: skip

@@ -2,6 +2,19 @@
 
 from neuralef.posterior.baselines import MAP, TemperatureScaling
 from neuralef.posterior.likelihood import Gaussian
+from neuralef.posterior.predictive import METHODS as PREDICTIVES
+from neuralef.posterior.predictive import predictive_for, probabilities
 from neuralef.posterior.regression import learn_mean
+from neuralef.posterior.tuning import minimise, tempering
 
-__all__ = ["MAP", "Gaussian", "TemperatureScaling", "learn_mean"]
+__all__ = [
+    "MAP",
+    "PREDICTIVES",
+    "Gaussian",
+    "TemperatureScaling",
+    "learn_mean",
+    "minimise",
+    "predictive_for",
+    "probabilities",
+    "tempering",
+]

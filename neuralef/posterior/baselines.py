@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from neuralef.checks import check_count, check_points
 from neuralef.jacobian.inspection import check_model
 from neuralef.metrics import nll
-from neuralef.points import Points
+from neuralef.points import Points, evaluate
 from neuralef.posterior.batches import collect
 from neuralef.posterior.likelihood import Gaussian, check_logits, check_targets
 from neuralef.posterior.predictive import DRAWS, to_probabilities
 from neuralef.posterior.tuning import minimise
-from neuralef.solvers.refine import evaluate
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,10 +15,9 @@ from neuralef.jacobian.inspection import check_model
 from neuralef.kernels.ntk import NTK
 from neuralef.laplace.tail import LearntTail
 from neuralef.networks.activation_head import ActivationHead, Activations
-from neuralef.points import Points, move, points_at_once
-from neuralef.serialization.files import digest, fingerprint, pack_spectrum, unpack_spectrum
-from neuralef.solvers.refine import evaluate
-from neuralef.spectrum import Spectrum
+from neuralef.points import Points, evaluate, move, points_at_once
+from neuralef.serialization import digest, fingerprint
+from neuralef.spectrum import Spectrum, unpack
 
 SEEN = "network.activations.model."  # what a head looks at, in a file
 
@@ -97,7 +96,7 @@ class Features:
     def pack(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The spectrum as a header and tensors, without the model itself."""
         self.check_unchanged()
-        header, tensors = pack_spectrum(self.spectrum)
+        header, tensors = self.spectrum.pack()
         if self.head is not None:
             tensors = {name: t for name, t in tensors.items() if not name.startswith(SEEN)}
         return header, tensors
@@ -114,10 +113,10 @@ def unpack_features(
 ) -> Spectrum:  # fmt: skip
     """The spectrum that `Features.pack` packed for this very model."""
     device = next(model.parameters()).device
-    headed = header["network_class"] == ActivationHead.__name__
+    headed = header["network"].get("class") == ActivationHead.__name__
     if headed and not any(name.startswith(SEEN) for name in tensors):
         tensors = tensors | {f"{SEEN}{name}": value for name, value in model.state_dict().items()}
-    return unpack_spectrum(path, header, tensors, given, device)
+    return unpack(path, header, tensors, given, device)
 
 
 def outputs_of(model: nn.Module, x: Points) -> Tensor:

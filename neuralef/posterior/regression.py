@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice, check_count, check_finite, check_points, check_positive
 from neuralef.jacobian.inspection import check_model
 from neuralef.points import Points, move, tensors_of
-from neuralef.training import Replayed
+from neuralef.training import Step, autocast
 
 Model = TypeVar("Model", bound=nn.Module)
 WARM_UP = 0.1  # of all steps, during which the rate rises; then it falls, by a cosine
@@ -53,58 +53,37 @@ def learn_mean(
     check_count(batch_size, "batch_size")
     # in eval mode, since statistics of a batch of augmented points are not those it has at test
     taught = copy.deepcopy(model).eval()
-    lessons = _Lessons(taught, x, values, loss, precision == "bfloat16", capture)
+    weights = [value for value in taught.parameters() if value.requires_grad]
+    if not weights:
+        raise ValueError("all parameters of the model are frozen: there is nothing to teach")
+    device = weights[0].device
+    values, half = values.to(device), precision == "bfloat16"
+    total = torch.zeros((), dtype=torch.float64, device=device)
+
+    def backward(index: Tensor) -> None:
+        part = values[index.to(device)]
+        with torch.enable_grad(), autocast(device, half):
+            wrong = _loss(loss, taught(move(x[index], device)), part)
+        wrong.backward()
+        total.add_(wrong.detach() * len(index))
+
+    cuda = device.type == "cuda"
+    step = Step(
+        torch.optim.Adam, weights, backward, captured=capture and x.device == device,
+        fused=cuda or None, capturable=cuda,
+    )  # fmt: skip
     rate = check_positive(learning_rate, "learning_rate")
     steps = check_count(epochs, "epochs") * -(-len(x) // batch_size)
     generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
     done = 0
     for epoch in range(1, epochs + 1):
-        lessons.total.zero_()
+        total.zero_()
         for index in torch.randperm(len(x), generator=generator).to(x.device).split(batch_size):
-            lessons.step(index, rate * _rate(done, steps))
+            step(index, rate * _rate(done, steps))
             done += 1
-        _report(epoch, float(lessons.total) / len(x), callback)
-    lessons.optimizer.zero_grad()
+        _report(epoch, float(total) / len(x), callback)
+    step.optimizer.zero_grad()
     return taught
-
-
-class _Lessons:
-    """A network, what it is taught, and one step, which a GPU may replay."""
-
-    def __init__(
-        self, taught: nn.Module, x: Points, values: Tensor, loss: str, half: bool, capture: bool
-    ) -> None:
-        self.taught, self.x, self.loss, self.half = taught, x, loss, half
-        weights = [value for value in taught.parameters() if value.requires_grad]
-        if not weights:
-            raise ValueError("all parameters of the model are frozen: there is nothing to teach")
-        self.device = weights[0].device
-        self.values = values.to(self.device)
-        self.cuda = self.device.type == "cuda"
-        self.rate = torch.zeros((), device=self.device)  # read by a captured step
-        self.optimizer = torch.optim.Adam(
-            weights, self.rate if self.cuda else 0.0, fused=self.cuda or None, capturable=self.cuda
-        )
-        self.total = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.replayed = Replayed(self._run, capture and self.cuda and x.device == self.device)
-
-    def step(self, index: Tensor, rate: float) -> None:
-        """Descend the loss of some points."""
-        self.rate.fill_(rate)
-        if not self.cuda:
-            self.optimizer.param_groups[0]["lr"] = rate
-        self.replayed(index)
-
-    def _run(self, index: Tensor) -> None:
-        kind, values = self.device.type, self.values[index.to(self.device)]
-        self.optimizer.zero_grad()
-        # the cache of casts would outlive a captured step
-        half = torch.autocast(kind, torch.bfloat16, enabled=self.half, cache_enabled=False)
-        with torch.enable_grad(), half:
-            wrong = _loss(self.loss, self.taught(move(self.x[index], self.device)), values)
-        wrong.backward()
-        self.optimizer.step()
-        self.total += wrong.detach() * len(index)
 
 
 def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Points, Tensor]:

@@ -12,6 +12,10 @@ from matplotlib.figure import Figure
 
 OURS, OTHER = "#1b6ca8", "#d1495b"
 INSIDE, OUTSIDE = OURS, OTHER
+LEAST = 1e-12  # smaller errors are drawn there
+KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
+COLUMNS = 4  # panels in a row
+WIDEST = 32  # letters of a name over a panel before it takes another line
 
 
 def panel(axes: Axes, title: str, x: str = "", y: str = "") -> Axes:
@@ -24,10 +28,7 @@ def panel(axes: Axes, title: str, x: str = "", y: str = "") -> Axes:
     return axes
 
 
-KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
-
-
-def _ladder(axes: Axes, grid: list[float], found: list[Any], truth: list[Any]) -> None:
+def ladder(axes: Axes, grid: list[float], found: list[Any], truth: list[Any]) -> None:
     """Eigenfunctions one above the other, the first lowest, with the truth dashed over them."""
     colors = colormaps["viridis"](np.linspace(0.05, 0.85, len(found)))
     for j, (values, color) in enumerate(zip(found, colors, strict=True)):
@@ -40,44 +41,41 @@ def _ladder(axes: Axes, grid: list[float], found: list[Any], truth: list[Any]) -
     axes.set_yticks(range(1, len(found) + 1))
 
 
-def _eigenvalues(axes: Axes, found: list[float], truth: list[float]) -> None:
-    axes.semilogy(
-        range(1, len(truth) + 1), truth, "o", mfc="none", mec="black", ms=9, label="truth"
-    )
-    axes.semilogy(range(1, len(found) + 1), found, ".", color=OURS, ms=8, label="found")
-    axes.set_xticks(range(1, len(truth) + 1))
-    axes.legend(frameon=False, fontsize=8)
-
-
-def _error_lines(axes: Axes, errors: dict[str, list[float]], floor: float = 1e-12) -> None:
-    styles = {"sampling": ("0.55", "s", "sampling error"), "ours": ("#1b6ca8", "o", "ours")}
-    for name, (color, marker, label) in styles.items():
-        values = np.maximum(errors[name], floor)
-        axes.semilogy(
-            range(1, len(values) + 1), values, marker=marker, ms=5, color=color, label=label
-        )
-    axes.set_xticks(range(1, len(errors["ours"]) + 1))
+def _by_pair(axes: Axes, lines: dict[str, tuple[list[float], str, dict[str, Any]]]) -> None:
+    """Positive values of every pair on a logarithmic axis: by their label, in their style."""
+    for label, (values, style, more) in lines.items():
+        places = range(1, len(values) + 1)
+        axes.semilogy(places, np.maximum(values, LEAST), style, label=label, **more)
+    axes.set_xticks(places)
     axes.legend(frameon=False, fontsize=8)
 
 
 def demo(result: dict[str, Any]) -> Figure:
     """The two kernels of the demo: eigenfunctions, eigenvalues, and errors told apart."""
-    measured = result["measured"]
+    measured, n = result["measured"], result["config"]["n"]
     figure = Figure(figsize=(11, 7.2), layout="constrained")
     rows = figure.subplots(2, 3, gridspec_kw={"width_ratios": [1.7, 1, 1]})
-    for (ladder, values, errors), (name, case) in zip(rows, measured.items(), strict=True):
-        curves = case["curves"]
-        panel(ladder, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
-        _ladder(ladder, curves["grid"], curves["found"], curves["truth"])
+    open_circle = {"mfc": "none", "mec": "black", "ms": 9}
+    for (functions, values, errors), (name, case) in zip(rows, measured.items(), strict=True):
+        curves, found, off = case["curves"], case["eigenvalues"], case["errors"]
+        panel(functions, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
+        ladder(functions, curves["grid"], curves["found"], curves["truth"])
         panel(values, "eigenvalues", "j")
-        _eigenvalues(values, case["eigenvalues"]["found"], case["eigenvalues"]["truth"])
+        own = {"color": OURS, "ms": 8}
+        _by_pair(
+            values,
+            {"truth": (found["truth"], "o", open_circle), "found": (found["found"], ".", own)},
+        )
         panel(errors, "eigenfunction error 1 − |cos|", "j")
-        _error_lines(errors, case["errors"])
-    n = result["config"]["n"]
-    figure.suptitle(
-        f"Networks trained on {n} points (colour) and the exact eigenfunctions (dashed)",
-        fontsize=12,
-    )
+        _by_pair(
+            errors,
+            {
+                "sampling error": (off["sampling"], "s-", {"color": "0.55", "ms": 5}),
+                "ours": (off["ours"], "o-", {"color": OURS, "ms": 5}),
+            },
+        )
+    told = f"Networks trained on {n} points (colour) and the exact eigenfunctions (dashed)"
+    figure.suptitle(told, fontsize=12)
     return figure
 
 
@@ -86,27 +84,18 @@ def spectrum(result: dict[str, Any]) -> Figure:
     measured = result["measured"]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    values = np.atleast_2d(measured["eigenvalues"])
-    places = np.arange(1, values.shape[1] + 1)
-    panel(left, "eigenvalues", "j")
-    left.semilogy(places, np.where(values > 0, values, np.nan).T, "o-", color=OURS, ms=4)
-    certificate = measured.get("certificate")
-    if certificate and values.shape[0] == 1:
+    places = range(1, len(measured["eigenvalues"]) + 1)
+    panel(left, "eigenvalues", "j").semilogy(
+        places, measured["eigenvalues"], "o-", color=OURS, ms=4
+    )
+    if certificate := measured.get("certificate"):
         low, high = (np.array(certificate[key], dtype=float) for key in ("low", "high"))
         left.vlines(places, low, high, color="black", lw=1.2, label="95 % on held-out points")
         left.legend(frameon=False, fontsize=8)
-    panel(right, "residual ‖Kψ − μψ‖/μ", "j")
-    residuals = np.array(np.atleast_2d(measured["residuals"]), dtype=float)
-    residuals = np.maximum(residuals, 1e-16)
-    right.semilogy(places, residuals.T, "o-", color=OTHER, ms=4)
+    residuals = np.maximum(np.array(measured["residuals"], dtype=float), 1e-16)
+    panel(right, "residual ‖Kψ − μψ‖/μ", "j").semilogy(places, residuals, "o-", color=OTHER, ms=4)
     right.set_ylim(np.nanmin(residuals) / 3, 3 * np.nanmax(residuals))  # not zoomed into noise
     return figure
-
-
-COLUMNS = 4  # panels in a row
-
-
-WIDEST = 32  # letters of a name over a panel before it takes another line
 
 
 def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:

@@ -7,20 +7,18 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
-from neuralef.serialization.files import write_json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from neuralef.serialization import write_json
 
 KEYS = {"experiment", "preset", "config", "environment", "paper", "measured"}
-PACKAGES = ("torch", "numpy", "scipy", "scikit-learn")
-OPTIONAL = ("laplace-torch",)  # told only where they are
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "laplace-torch")  # told where they are
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
@@ -28,12 +26,9 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     import neuralef
 
     versions = {"neuralef": neuralef.__version__}
-    for package in (*PACKAGES, *OPTIONAL):
-        try:
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            if package in PACKAGES:
-                versions[package] = "unknown"
     device = torch.device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {

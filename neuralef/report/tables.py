@@ -28,11 +28,6 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}g}"
 
 
-def mean_of(records: list[dict[str, Any]], key: str) -> float:
-    """The mean of one entry of all records."""
-    return sum(record[key] for record in records) / len(records)
-
-
 def _interval(certificate: dict[str, Any], j: int) -> str:
     low, high = certificate["low"][j], certificate["high"][j]
     return "not certifiable" if low is None else f"{low:.3g} … {high:.3g}"

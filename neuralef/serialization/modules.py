@@ -1,75 +1,120 @@
-"""Modules that can be rebuilt from JSON: a class name and the arguments of its constructor.
+"""Modules that are rebuilt from JSON: a class name and the arguments of its constructor.
 
-Tensors travel in the state dict; this says what to build before they are loaded.
+A class that can be rebuilt keeps each argument of its constructor under its own name. Tensors
+travel in the state dict; this says what to build before they are loaded.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-_CLASSES: dict[str, type[nn.Module]] = {}
+from neuralef.points import PointDict
+
 Class = TypeVar("Class", bound=type[nn.Module])
+_CLASSES: dict[str, type[nn.Module]] = {}
+_PASSED: dict[str, dict[str, str]] = {}
+_FALLBACK: dict[str, dict[str, str]] = {}
 
 
 class _NotJsonError(Exception):
     """An argument that JSON cannot carry: a user's module or function."""
 
 
-def rebuildable(cls: Class) -> Class:
-    """Record what instances of this class are made with, so that `describe` can tell."""
-    initialise = cls.__init__
-    signature = inspect.signature(initialise)
+def rebuildable(
+    cls: Any = None, *, passed: dict[str, str] | None = None, fallback: dict[str, str] | None = None
+) -> Any:
+    """Let `describe` and `rebuild` know a class.
 
-    @functools.wraps(initialise)
-    def recording(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        initialise(self, *args, **kwargs)
-        if type(self) is not cls:  # a subclass has a constructor of its own
-            return
-        bound = signature.bind(self, *args, **kwargs)
-        try:
-            made_with = {
-                "args": [_encode(value) for value in bound.args[1:]],
-                "kwargs": {name: _encode(value) for name, value in bound.kwargs.items()},
-            }
-        except _NotJsonError:
-            return
-        self.__dict__["_made_with"] = {"class": cls.__name__, **made_with}
+    Arguments that are `passed` are a user's own: whoever loads a file passes them again, by the
+    names given. Those with a `fallback` are described if they are ours, and passed if not.
+    """
 
-    cls.__init__ = recording  # type: ignore[method-assign]
-    _CLASSES[cls.__name__] = cls
-    return cls
+    def register(cls: Class) -> Class:
+        _CLASSES[cls.__name__] = cls
+        _PASSED[cls.__name__], _FALLBACK[cls.__name__] = passed or {}, fallback or {}
+        return cls
+
+    return register if cls is None else register(cls)
 
 
-def describe(module: nn.Module) -> dict[str, Any] | None:
+def describe(module: Any) -> dict[str, Any] | None:
     """JSON from which `rebuild` makes a module of the same structure; None for a user's own."""
-    return module.__dict__.get("_made_with")
+    name = type(module).__name__
+    if _CLASSES.get(name) is not type(module):
+        return None
+    arguments = {}
+    try:
+        for parameter in _parameters(type(module)):
+            if parameter in _PASSED[name]:
+                arguments[parameter] = {"passed": _PASSED[name][parameter]}
+            else:
+                value = getattr(module, parameter)
+                arguments[parameter] = _encode(value, _FALLBACK[name].get(parameter))
+    except _NotJsonError:
+        return None
+    return {"class": name, "arguments": arguments}
 
 
-def rebuild(description: dict[str, Any]) -> nn.Module:
-    """The module that `describe` described, its tensors yet to be loaded."""
+def rebuild(description: dict[str, Any], given: Mapping[str, Any]) -> Any:
+    """The module that was described, its tensors yet to be loaded, around what a user passes."""
+    if "passed" in description:
+        return _given(description["passed"], given)
     cls = _CLASSES[description["class"]]
-    args = [_decode(value) for value in description["args"]]
-    return cls(*args, **{name: _decode(value) for name, value in description["kwargs"].items()})
+    arguments = {n: _decode(value, given) for n, value in description["arguments"].items()}
+    several = [
+        n for n, kind in _parameters(cls).items() if kind == inspect.Parameter.VAR_POSITIONAL
+    ]
+    positional = arguments.pop(several[0]) if several else ()
+    return getattr(cls, "rebuilt", cls)(*positional, **arguments)
 
 
-def _encode(value: Any) -> Any:
-    if isinstance(value, nn.Module):
+def _parameters(cls: type[nn.Module]) -> dict[str, Any]:
+    """The arguments of a constructor, with their kinds."""
+    if cls.__init__ is nn.Module.__init__:
+        return {}
+    return {n: p.kind for n, p in inspect.signature(cls).parameters.items()}
+
+
+def passed(description: Any) -> bool:
+    """Whether something in a description is what a user passes."""
+    if isinstance(description, dict):
+        return "passed" in description or any(map(passed, description.values()))
+    return isinstance(description, list) and any(map(passed, description))
+
+
+def _given(name: str, given: Mapping[str, Any]) -> Any:
+    if given.get(name) is None:
+        # a posterior passes its own model
+        model = "" if given.get("model") is None else "model, "
+        raise ValueError(
+            f"cannot be read without the {name} it was made with: pass one made in the same way, "
+            f"load(path, {model}{name}=…)"
+        )
+    return given[name]
+
+
+def _encode(value: Any, fallback: str | None = None) -> Any:
+    if isinstance(value, nn.ModuleList):
+        return [_encode(item) for item in value]
+    if isinstance(value, nn.Module) or callable(value):
         description = describe(value)
+        if description is None and fallback is not None:
+            return {"passed": fallback}
         if description is None:
             raise _NotJsonError
-        return {"module": description}
+        return description
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, np.ndarray):
-        value = torch.as_tensor(value)
     if isinstance(value, Tensor):
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, dict):
+        return {"tensors": {name: _encode(item) for name, item in value.items()}}
     if isinstance(value, (list, tuple)):
         return [_encode(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -77,10 +122,14 @@ def _encode(value: Any) -> Any:
     raise _NotJsonError
 
 
-def _decode(value: Any) -> Any:
-    if isinstance(value, dict) and "module" in value:
-        return rebuild(value["module"])
-    if isinstance(value, dict):
+def _decode(value: Any, given: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, given) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "shape" in value:
         # Ones are valid for every tensor argument we have; the state dict brings the true values.
         return torch.ones(value["shape"], dtype=getattr(torch, value["dtype"]))
-    return [_decode(item) for item in value] if isinstance(value, list) else value
+    if "tensors" in value:
+        return PointDict({n: _decode(item, given) for n, item in value["tensors"].items()})
+    return rebuild(value, given)

@@ -8,6 +8,7 @@ from neuralef.solvers.nystrom import Nystrom
 from neuralef.solvers.random_features import RandomFeatures
 from neuralef.solvers.spin import SpIN
 from neuralef.solvers.subspace import Subspace
+from neuralef.solvers.trained import TrainedSolver
 
 __all__ = [
     "Distill",
@@ -18,4 +19,5 @@ __all__ = [
     "Solver",
     "SpIN",
     "Subspace",
+    "TrainedSolver",
 ]

@@ -6,7 +6,6 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,15 @@ from torch import Tensor, nn
 
 from neuralef.certificate import LEAST_POINTS
 from neuralef.checks import check_alike, check_count
-from neuralef.gram import Gram, RootGram
-from neuralef.linalg import check_definite, numerical_floor
+from neuralef.gram import Gram
+from neuralef.linalg import check_definite, descending_eigh, numerical_floor, orthonormalize
+from neuralef.points import evaluate
 from neuralef.spectrum import Spectrum
 from neuralef.warnings import warn_user
 
-# A callback sees one record of the history at a time and may return True to stop training.
-Callback = Callable[[dict[str, Any]], bool | None]
-
+# cotangent(psi, k_psi, points): from rows ψ and Kψ (g, r, k) of a batch of b points, the gradient
+# of the loss in ψ (g, r, k), and estimates of the eigenvalues (g, k).
+Cotangent = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 # Points of the block on which an indefinite kernel is looked for before training.
 DEFINITE_POINTS = 256
 
@@ -37,21 +37,8 @@ class Solver(ABC):
         check_count(self.k, "k")
 
     @abstractmethod
-    def solve(
-        self,
-        gram: Gram,
-        network: nn.Module | None = None,
-        *,
-        validation: Gram | None = None,
-        callback: Callback | None = None,
-        checkpoint: str | Path | None = None,
-    ) -> Spectrum:
-        """Find the top eigenpairs.
-
-        `validation`, a Gram of fresh points, gives the result a certificate. Solvers that train
-        also take a `network`, call `callback` with each record of the history, and write and resume
-        `checkpoint`.
-        """
+    def solve(self, gram: Gram, *, validation: Gram | None = None) -> Spectrum:
+        """Find the top eigenpairs; `validation`, a Gram of fresh points, adds a certificate."""
 
     def settings(self) -> dict[str, Any]:
         """The solver's name and settings, as they go into files."""
@@ -60,6 +47,49 @@ class Solver(ABC):
             for name, value in dataclasses.asdict(self).items()
         }
         return {"name": type(self).__name__, **values}
+
+
+class Objective(nn.Module):
+    """Fills a network's gradients from one block of a Gram; its buffers go into checkpoints."""
+
+    capturable: bool = False  # whether nothing in a step waits for the host
+
+    def backward(self, network: nn.Module, block: Gram) -> Tensor:
+        """Back-propagate through the network; returns estimates of the eigenvalues (g, k)."""
+        raise NotImplementedError(f"{type(self).__name__} must define backward(network, block)")
+
+
+class CotangentObjective(Objective):
+    """A loss given by its gradient in the values ψ of the functions, from ψ and Kψ alone.
+
+    With `unit_norm` the loss is that of ψ over its norm, which under a measure with weights is not
+    what the network's normalisation makes 1.
+    """
+
+    capturable = True
+
+    def __init__(self, cotangent: Cotangent, unit_norm: bool = True) -> None:
+        super().__init__()
+        self.cotangent, self.unit_norm = cotangent, unit_norm
+
+    def backward(self, network: nn.Module, block: Gram) -> Tensor:
+        """Back-propagate through the network; returns estimates of the eigenvalues (g, k)."""
+        psi = network(block.x)
+        with torch.no_grad():
+            # float64: at 1e-6 of the largest eigenvalue, float32 products drown the small
+            # functions.
+            rows = block.weigh(block.fold(psi).double())
+            norms = None
+            if self.unit_norm and block.is_weighted:
+                tiny = torch.finfo(rows.dtype).tiny
+                norms = (rows.square().sum(1, keepdim=True) / len(block)).clamp_min(tiny).sqrt()
+                rows = rows / norms
+            gradient, estimates = self.cotangent(rows, block.product(rows), len(block))
+            if norms is not None:
+                inner = (rows * gradient).sum(1, keepdim=True) / len(block)
+                gradient = (gradient - rows * inner) / norms
+        psi.backward(block.unfold(block.weigh(gradient)).to(psi.dtype))
+        return estimates
 
 
 def check_problem(gram: Gram, k: int, validation: Gram | None) -> None:
@@ -75,16 +105,18 @@ def check_problem(gram: Gram, k: int, validation: Gram | None) -> None:
             raise ValueError(
                 f"a certificate needs at least {LEAST_POINTS} fresh points, got {len(validation)}"
             )
-        if (validation.outputs, validation.independent) != (gram.outputs, gram.independent):
-            raise ValueError("validation and training Gram differ in their outputs")
+        if validation.layout != gram.layout:
+            raise ValueError(
+                f"the training Gram has {gram.layout}, the validation Gram {validation.layout}"
+            )
         check_alike(gram.x, validation.x, ("the training Gram", "the validation Gram"))
 
 
 def check_block(gram: Gram, generator: torch.Generator) -> None:
     """Refuse an asymmetric or indefinite kernel if a random block of some rows shows it."""
-    if isinstance(gram, RootGram):  # ΦΦᵀ cannot be indefinite
+    if gram.is_semidefinite:
         return
-    points = max(1, DEFINITE_POINTS // (1 if gram.independent else gram.outputs))
+    points = max(1, DEFINITE_POINTS // gram.layout.per_point)
     index = torch.randperm(len(gram), generator=generator)[:points].to(gram.device)
     part = gram[index]
     with torch.no_grad():
@@ -141,11 +173,48 @@ def make_spectrum(
         torch.where(there, residuals, torch.nan)[:, :kept],
         mean_diagonal,
         gram.x[:1],
-        gram.outputs,
-        gram.independent,
+        gram.layout,
         solver.settings(),
         history,
     )
     if validation is not None:
         spectrum.validation = spectrum.certificate(validation)
     return spectrum
+
+
+def refinement_points(gram: Gram, limit: int, generator: torch.Generator) -> Gram:
+    """All points of a feature Gram, whose product costs one pass; at most `limit` of another's."""
+    if gram.has_root or len(gram) <= limit:
+        return gram
+    index = torch.randperm(len(gram), generator=generator)[:limit]
+    return gram[index.sort().values.to(gram.device)]
+
+
+def refine(gram: Gram, network: nn.Module, k: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Solve ΨᵀKΨ/m² v = μ ΨᵀΨ/m v on the m points of a Gram, through an orthonormal basis.
+
+    Returns eigenvalues (g, k), the rotation (g, functions, k), the residuals (g, k), and the number
+    of independent functions.
+    """
+    m = len(gram)
+    psi = gram.fold(evaluate(network, gram.x))
+    basis, transform = orthonormalize(gram.weigh(psi), m)
+    with torch.no_grad():
+        image = gram.product(basis) / m
+    eigenvalues, rotation = descending_eigh(basis.mT @ image / m)
+    check_definite(eigenvalues, gram.rounding(), "the refinement")
+    eigenvalues, rotation = eigenvalues[:, :k], rotation[..., :k]
+    residuals = residual_norms(basis, image, eigenvalues, rotation)
+    span = int((basis.norm(dim=1) > 0).sum(-1).max())
+    return eigenvalues, transform @ rotation, residuals, span
+
+
+def residual_norms(psi: Tensor, k_psi: Tensor, eigenvalues: Tensor, rotation: Tensor) -> Tensor:
+    """‖Kψ_j/m − μ_jψ_j‖/μ_j of the rotated functions, from Ψ and KΨ/m (g, r, functions).
+
+    The norm is L²(q)'s: per point, relative to that of ψ_j.
+    """
+    functions = psi @ rotation
+    gap = k_psi @ rotation - functions * eigenvalues[:, None]
+    tiny = torch.finfo(psi.dtype).tiny
+    return gap.norm(dim=1) / functions.norm(dim=1).clamp_min(tiny) / eigenvalues.clamp_min(tiny)

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_alike, check_count, check_points
 from neuralef.gram import FeatureGram, Gram
-from neuralef.points import PointDict, tensors_of
-from neuralef.solvers.objective import Objective
-from neuralef.solvers.refine import evaluate
+from neuralef.points import evaluate, join, tensors_of
+from neuralef.solvers.base import Objective
 from neuralef.solvers.subspace import Subspace
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
@@ -78,7 +77,7 @@ class Distill(TrainedSolver):
         augmented = getattr(self.augment, "__name__", None if self.augment is None else "own")
         return super(Distill, plain).settings() | {"teacher": taught, "augment": augmented}
 
-    def lessons(self, gram: Gram) -> Gram:
+    def targets(self, gram: Gram) -> Gram:
         """The points to learn from, with the teacher's functions there as features."""
         teacher = self.teacher
         if teacher is None:
@@ -86,8 +85,8 @@ class Distill(TrainedSolver):
             with warnings.catch_warnings():  # fewer pairs than oversampling asks for are no harm
                 warnings.filterwarnings("ignore", message="found .* eigenpairs")
                 teacher = Subspace(wanted, seed=self.seed).solve(gram)
-        if (teacher.outputs, teacher.independent) != (gram.outputs, gram.independent):
-            raise ValueError("the teacher and the Gram differ in their outputs")
+        if teacher.layout != gram.layout:
+            raise ValueError(f"the teacher has {teacher.layout}, the Gram {gram.layout}")
         generator = torch.Generator(gram.device).manual_seed(self.seed)
         copies = 0 if self.augment is None else self.copies
         sets = [gram.x]
@@ -103,7 +102,7 @@ class Distill(TrainedSolver):
         weights = (teacher.eigenvalues / teacher.eigenvalues[..., :1]) ** (self.weighting / 2)
         values = [evaluate(teacher, x) for x in sets]
         again = self.repeats - 1
-        x, psi = _join([gram.x] * again + sets), torch.cat([values[0]] * again + values)
+        x, psi = join([gram.x] * again + sets), torch.cat([values[0]] * again + values)
         targets = psi * weights
         return FeatureGram(x, targets.to(gram.dtype), independent=gram.independent)
 
@@ -131,9 +130,3 @@ class Lesson(Objective):
         wrong, size = (block.fold(v).double().square().sum(1) for v in (gap, psi))
         learnt = (1 - wrong / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_min(0)
         return nn.functional.pad(learnt, (0, f.shape[-1] - known))
-
-
-def _join(sets: list[Any]) -> Any:
-    if isinstance(sets[0], Tensor):
-        return torch.cat(sets)
-    return PointDict({key: torch.cat([x[key] for x in sets]) for key in sets[0]})

@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_count
+from neuralef.extensions import extend, extend_root
 from neuralef.gram import Gram, RootGram
 from neuralef.linalg import TOLERATED, check_definite
-from neuralef.solvers.base import Callback, Solver, check_block, check_problem, make_spectrum
-from neuralef.solvers.refine import refinement_points, residual_norms
+from neuralef.solvers.base import (
+    Solver,
+    check_block,
+    check_problem,
+    make_spectrum,
+    refinement_points,
+    residual_norms,
+)
 from neuralef.spectrum import Spectrum
 
 # Points on which the pairs of an approximated kernel are judged by the kernel itself.
@@ -53,34 +59,20 @@ class ExactSolver(Solver):
         """The points that the pairs are found on: all of them."""
         return gram
 
-    def solve(
-        self,
-        gram: Gram,
-        network: nn.Module | None = None,
-        *,
-        validation: Gram | None = None,
-        callback: Callback | None = None,
-        checkpoint: str | Path | None = None,
-    ) -> Spectrum:
+    def solve(self, gram: Gram, *, validation: Gram | None = None) -> Spectrum:
         """Find the pairs on the Gram's points; see `Solver.solve`."""
         check_problem(gram, self.k, validation)
-        training = {"network": network, "callback": callback, "checkpoint": checkpoint}
-        for name, value in training.items():
-            if value is not None:
-                raise ValueError(f"{type(self).__name__} does not train, so it takes no {name}")
         generator = torch.Generator().manual_seed(self.seed)
         check_block(gram, generator)
         part = self.points(gram, generator)
         check_problem(part, self.k, validation)
         with torch.no_grad():
             eigenvalues, rows, weights, residuals = self.pairs(part, generator)
-            if rows is None:
-                assert weights is not None
-                assert isinstance(part, RootGram)
-                network, rotation = part.extension(weights)
-            else:
+            if rows is not None:
                 safe = eigenvalues.clamp_min(torch.finfo(eigenvalues.dtype).tiny)
-                network, rotation = part.extend(rows, safe)
+                network, rotation = extend(part, rows, safe)
+            elif weights is not None:
+                network, rotation = extend_root(cast(RootGram, part), weights)
         if part is not gram:  # what was solved is an approximation: judge it by the real thing
             gram = refinement_points(gram, RESIDUAL_POINTS, generator)
             rows, residuals = expand(gram, network, rotation), None
@@ -96,14 +88,13 @@ class ExactSolver(Solver):
 
 
 def expand(gram: Gram, network: nn.Module, rotation: Tensor) -> Tensor:
-    """The functions network(x) · rotation at the points of a Gram, folded (g, r, k)."""
+    """The functions network(x) · rotation as rows (g, r, k) of a Gram."""
     with torch.no_grad():
         parts = [
-            gram[start : start + 1024].fold(network(gram.x[start : start + 1024])).double()
-            @ rotation
+            gram.fold(network(gram.x[start : start + 1024])).double() @ rotation
             for start in range(0, len(gram), 1024)
         ]
-    return torch.cat(parts, dim=1)
+    return gram.weigh(torch.cat(parts, dim=1))
 
 
 def dense_pairs(gram: Gram, k: int) -> Pairs:

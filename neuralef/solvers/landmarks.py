@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from neuralef.gram import Gram, KernelGram
+from neuralef.gram import Gram
 from neuralef.points import POINTS_AT_ONCE
 
 SELECTIONS = ("uniform", "k-means++", "leverage")
@@ -40,7 +40,7 @@ def leverage_scores(gram: Gram, count: int, k: int, generator: torch.Generator) 
     κ_ii − κ_iS (κ_SS + λI)⁻¹ κ_Si on a uniform sample S of `count` points, with λ the sum of the
     eigenvalues of κ_SS beyond k over k (Musco & Musco 2017, one level of their recursion).
     """
-    assert isinstance(gram, KernelGram)
+    assert gram.kernel is not None
     sample = gram.x[torch.randperm(len(gram), generator=generator)[:count].to(gram.device)]
     explained = []
     with torch.no_grad():

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice
 from neuralef.gram import Gram
 from neuralef.linalg import symmetric
-from neuralef.solvers.objective import Cotangent, CotangentObjective
-from neuralef.solvers.refine import evaluate, residual_norms
+from neuralef.points import evaluate
+from neuralef.solvers.base import Cotangent, CotangentObjective, residual_norms
 from neuralef.solvers.trained import TrainedSolver
 
 
@@ -42,13 +42,13 @@ class NestedLoRA(TrainedSolver):
 
     def objective(self, network: nn.Module, gram: Gram) -> CotangentObjective:
         """The gradient in f of the chosen nesting."""
-        return CotangentObjective(COTANGENTS[self.nesting])
+        return CotangentObjective(COTANGENTS[self.nesting], unit_norm=False)
 
     def as_trained(
         self, gram: Gram, network: nn.Module, averages: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """f_j over its norm, in training order, with the squared norm as eigenvalue."""
-        f = gram.fold(evaluate(network, gram.x)).double()
+        f = gram.weigh(gram.fold(evaluate(network, gram.x)).double())
         with torch.no_grad():
             k_f = gram.product(f) / len(gram)
         eigenvalues = f.square().sum(1)[:, : self.k] / len(gram)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice
 from neuralef.gram import Gram
 from neuralef.linalg import symmetric, unit_lower_factor
-from neuralef.solvers.objective import Cotangent, CotangentObjective
+from neuralef.solvers.base import Cotangent, CotangentObjective
 from neuralef.solvers.trained import TrainedSolver
 
 

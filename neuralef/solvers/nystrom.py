@@ -13,12 +13,13 @@ import torch
 
 from neuralef.checks import check_choice, check_count
 from neuralef.extensions.features import landmark_features
-from neuralef.gram import FeatureGram, Gram, KernelGram, RootGram
+from neuralef.gram import FeatureGram, Gram
+from neuralef.layout import Layout
 from neuralef.linalg import check_definite
 from neuralef.points import POINTS_AT_ONCE
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 from neuralef.solvers.landmarks import SELECTIONS, choose_landmarks
-from neuralef.solvers.subspace import Subspace
+from neuralef.solvers.subspace import Subspace, is_narrow
 
 # Up to this many rows the matrix is decomposed whole; above, Lanczos needs products only.
 DENSE_ROWS = 6000
@@ -59,19 +60,20 @@ class Nystrom(ExactSolver):
         if self.landmarks > len(gram):
             raise ValueError(f"{self.landmarks} landmarks asked of {len(gram)} points")
         projected = self.selection != "uniform"
-        if projected and not (isinstance(gram, KernelGram) and gram.kernel.outputs == 1):
+        kernel = gram.kernel
+        if projected and (kernel is None or gram.layout != Layout()):
             raise ValueError(f"selection={self.selection!r} needs the Gram of a scalar kernel")
         index = choose_landmarks(gram, self.landmarks, self.selection, self.k, generator)
         if not projected:
             return gram[index]
-        assert isinstance(gram, KernelGram)
-        feature_map = landmark_features(gram.kernel, gram.x[index])
+        assert kernel is not None
+        feature_map = landmark_features(kernel, gram.x[index])
         phi = torch.cat([feature_map(part) for part in gram.x.split(POINTS_AT_ONCE)])
-        return FeatureGram(gram.x, phi, feature_map)
+        return gram.alike(FeatureGram(gram.x, phi, feature_map))
 
     def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
         """The top k pairs of a Gram."""
-        if isinstance(gram, RootGram) and gram.features < gram.rows:
+        if is_narrow(gram):
             return Subspace(self.k).pairs(gram, generator)
         if self.method == "dense" or (self.method == "auto" and gram.rows <= DENSE_ROWS):
             return dense_pairs(gram, self.k)

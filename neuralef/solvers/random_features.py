@@ -11,7 +11,7 @@ import torch
 
 from neuralef.checks import check_count
 from neuralef.extensions.features import random_features
-from neuralef.gram import FeatureGram, Gram, KernelGram
+from neuralef.gram import FeatureGram, Gram
 from neuralef.solvers.exact import ExactSolver, Pairs
 from neuralef.solvers.subspace import Subspace
 
@@ -38,13 +38,13 @@ class RandomFeatures(ExactSolver):
 
     def points(self, gram: Gram, generator: torch.Generator) -> Gram:
         """The same points with the random features instead of the kernel."""
-        if not isinstance(gram, KernelGram):
+        if gram.kernel is None:
             raise TypeError(f"RandomFeatures needs the Gram of a kernel, got {type(gram).__name__}")
         feature_map = random_features(
             gram.kernel, gram.x, self.features, self.orthogonal, generator
         )
         with torch.no_grad():
-            return FeatureGram(gram.x, feature_map(gram.x), feature_map)
+            return gram.alike(FeatureGram(gram.x, feature_map(gram.x), feature_map))
 
     def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
         """The top k pairs of a Gram."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from neuralef.gram import Gram
 from neuralef.linalg import symmetric, unit_lower_factor
 from neuralef.networks.mlp import StackedMLP
-from neuralef.solvers.objective import CotangentObjective, Objective
-from neuralef.solvers.refine import evaluate, residual_norms
+from neuralef.points import evaluate
+from neuralef.solvers.base import CotangentObjective, Objective, residual_norms
 from neuralef.solvers.trained import TrainedSolver
 
 
@@ -62,7 +62,7 @@ class SpIN(TrainedSolver):
         self, gram: Gram, network: nn.Module, averages: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """L⁻¹u with the covariance of the points, in training order, and Λ_jj."""
-        u = gram.fold(evaluate(network, gram.x)).double()
+        u = gram.weigh(gram.fold(evaluate(network, gram.x)).double())
         with torch.no_grad():
             k_u = gram.product(u) / len(gram)
         covariance, energy = u.mT @ u / len(gram), symmetric(u.mT @ k_u / len(gram))
@@ -126,19 +126,20 @@ class SpINMemory(Objective):
         weights = list(network.parameters())
         u = network.functions(block.x)
         b, k = len(block), network.k
+        rows = block.weigh(block.fold(u.detach()).double())
         # One vector–Jacobian product for each a: u_a as the cotangent of every output b at once.
-        cotangents = u.detach().movedim(-1, 0)[..., None].expand(k, *u.shape) / b
+        measured = block.unfold(block.weigh(rows)).to(u.dtype)
+        cotangents = measured.movedim(-1, 0)[..., None].expand(k, *u.shape) / b
         jacobians = torch.autograd.grad(
             u, weights, cotangents, retain_graph=True, is_grads_batched=True
         )
-        rows = block.fold(u.detach()).double()
         with torch.no_grad():
             k_rows = block.product(rows) / b**2
             self._average(symmetric(rows.mT @ rows / b), jacobians)
             in_energy, in_covariance, values = masked_gradients(
                 self.covariance, symmetric(rows.mT @ k_rows)
             )
-            gradient = -2 * block.unfold(k_rows @ in_energy).to(u.dtype)
+            gradient = -2 * block.unfold(block.weigh(k_rows @ in_energy)).to(u.dtype)
         u.backward(gradient)
         with torch.no_grad():
             mask = -2 * in_covariance[0].to(u.dtype)

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -56,8 +57,8 @@ class Subspace(ExactSolver):
 
     def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
         """The top k pairs of a Gram."""
-        if isinstance(gram, RootGram) and gram.features < gram.rows:
-            return self._through_features(gram, generator)
+        if is_narrow(gram):
+            return self._through_features(cast(RootGram, gram), generator)
         if gram.rows <= DENSE_SIDE:
             return dense_pairs(gram, self.k)
         n = len(gram)
@@ -138,6 +139,11 @@ class Subspace(ExactSolver):
                 f"{float((residual / values[:, :1]).max()):.1e} μ₁; raise iterations or tolerance"
             )
         return values, vectors, images
+
+
+def is_narrow(gram: Gram) -> bool:
+    """Whether a Gram has a root with fewer features than rows."""
+    return gram.has_root and cast(RootGram, gram).features < gram.rows
 
 
 def _root_norms(gram: RootGram, weights: Tensor, covariance: Tensor | None) -> Tensor:

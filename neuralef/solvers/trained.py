@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive
-from neuralef.gram import Gram
-from neuralef.modules.normalization import L2BatchNorm, Normalized
-from neuralef.networks.default import default_network
-from neuralef.progress import silence
-from neuralef.solvers.base import Callback, Solver, check_block, check_problem, make_spectrum
-from neuralef.solvers.loop import Training, train
-from neuralef.solvers.objective import Objective
-from neuralef.solvers.refine import evaluate, refine, refinement_points, residual_norms
+from neuralef.gram import FeatureGram, Gram
+from neuralef.linalg import VANISHING
+from neuralef.modules import L2BatchNorm, Normalized
+from neuralef.networks import default_network, past_the_model
+from neuralef.points import evaluate, flat, tensors_of
+from neuralef.progress import Display, silence
+from neuralef.serialization import describe, digest, passed
+from neuralef.solvers.base import (
+    Objective,
+    Solver,
+    check_block,
+    check_problem,
+    make_spectrum,
+    refine,
+    refinement_points,
+    residual_norms,
+)
 from neuralef.spectrum import Spectrum
+from neuralef.training import Batches, Checkpoint, Step, autocast, joined, one_cycle, parted
+
+RECORDS = 100  # of the history, over a whole run
+RESUMED = ("history", "done", "seconds", "best", "best_step")
+# A callback sees one record of the history at a time and may return True to stop training.
+Callback = Callable[[dict[str, Any]], bool | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +51,7 @@ class TrainedSolver(Solver):
     `precision` "bfloat16" runs the networks in autocast, but for their last layer; `capture`
     replays a step on a GPU as one CUDA graph, by default where networks and features are known to
     allow it;
-    `progress` shows a bar, by default on a terminal.
+    `progress` shows a line, by default on a terminal.
     """
 
     steps: int = 2000
@@ -49,6 +68,9 @@ class TrainedSolver(Solver):
     capture: bool | None = None
     seed: int = 0
     progress: bool | None = None
+
+    # Whether the functions are kept at unit norm by an `L2BatchNorm`.
+    normalized: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,33 +91,31 @@ class TrainedSolver(Solver):
         if self.patience is not None:
             check_count(self.patience, "patience")
 
-    # Whether the functions are kept at unit norm by an `L2BatchNorm`.
-    normalized: ClassVar[bool] = True
-
+    @abstractmethod
     def objective(self, network: nn.Module, gram: Gram) -> Objective:
         """What a step descends."""
-        raise NotImplementedError(f"{type(self).__name__} must define objective(network, gram)")
 
-    def lessons(self, gram: Gram) -> Gram:
+    def targets(self, gram: Gram) -> Gram:
         """The Gram whose mini-batches are trained on: the problem's own."""
         return gram
 
-    def training(self) -> Training:
-        """The part of the settings that the training loop takes."""
-        return Training(
-            self.steps, self.batch_size, self.learning_rate, self.schedule,
-            self.decay, self.patience, self.seed, self.progress, self.precision, self.capture,
-        )  # fmt: skip
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: constant, or one cycle."""
+        cycle = self.schedule == "one-cycle"
+        return self.learning_rate * (one_cycle(step / self.steps) if cycle else 1.0)
 
     def as_trained(
         self, gram: Gram, network: nn.Module, averages: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Without refinement: the first k functions as training left them, and their residuals."""
-        psi = gram.fold(evaluate(network, gram.x)).double()
+        psi = gram.weigh(gram.fold(evaluate(network, gram.x)).double())
         with torch.no_grad():
             k_psi = gram.product(psi) / len(gram)
         rotation = torch.eye(psi.shape[-1], self.k, dtype=torch.float64, device=gram.device)
         rotation = rotation.expand(gram.groups, -1, -1)
+        if gram.is_weighted:
+            norms = (psi.square().sum(1) / len(gram)).sqrt()[:, None, : self.k]
+            rotation = rotation / norms.clamp_min(torch.finfo(psi.dtype).tiny)
         eigenvalues = averages[:, : self.k]
         return eigenvalues, rotation, residual_norms(psi, k_psi, eigenvalues, rotation)
 
@@ -112,7 +132,8 @@ class TrainedSolver(Solver):
 
         A network of your own maps the points to (n, m), or (n, c, m), with m ≥ k; the functions
         beyond k are oversampling. It is trained in place, behind an `L2BatchNorm` if it has none
-        and the solver wants one.
+        and the solver wants one. `callback` is called with each record of the history; the file
+        `checkpoint` is written now and then, and taken up if it is there.
         """
         check_problem(gram, self.k, validation)
         if callback is not None and not callable(callback):
@@ -128,27 +149,143 @@ class TrainedSolver(Solver):
                 gram, functions, self.seed, bandwidth=self.bandwidth, normalize=self.normalized
             )
         network, functions = prepare(network, gram, self.k, self.normalized)
-        with silence(self.progress is False):
-            averages, history = train(
-                self.lessons(gram),
-                network,
-                self.objective(network, gram),
-                self.training(),
-                functions,
-                self.settings(),
-                callback,
-                checkpoint,
-            )
+        with silence() if self.progress is False else nullcontext():
+            path = None if checkpoint is None else Path(checkpoint)
+            run = _Run(self, self.targets(gram), network, self.objective(network, gram), functions)
+            run.train(callback, path)
             points = refinement_points(gram, self.refine_points, generator)
             span = None
             if self.refine:
                 eigenvalues, rotation, residuals, span = refine(points, network, self.k)
             else:
-                eigenvalues, rotation, residuals = self.as_trained(points, network, averages)
+                eigenvalues, rotation, residuals = self.as_trained(points, network, run.averages)
             return make_spectrum(
                 self, gram, network, rotation, eigenvalues, residuals,
-                validation=validation, history=history, span=span,
+                validation=validation, history=run.history, span=span,
             )  # fmt: skip
+
+
+class _Run:
+    """A training: what a checkpoint holds of it, and the loop."""
+
+    def __init__(
+        self,
+        solver: TrainedSolver,
+        gram: Gram,
+        network: nn.Module,
+        objective: Objective,
+        functions: int,
+    ) -> None:
+        self.solver, self.gram, self.network = solver, gram, network
+        self.objective = objective.to(gram.device)
+        self.averages = torch.zeros(gram.groups, functions, dtype=torch.float64, device=gram.device)
+        self.history: list[dict[str, Any]] = []
+        self.done, self.seconds = 0, 0.0
+        self.best, self.best_step = -1e300, 0  # of early stopping
+        self.learning, self.problem = network, gram
+        if gram.has_features:  # which need no points
+            self.learning, seen = past_the_model(network, gram.x)
+            self.gram = cast(FeatureGram, gram).seen_as(seen)
+        cuda = gram.device.type == "cuda"
+        self.step = Step(
+            torch.optim.Adam, network.parameters(), self._backward, fused=cuda or
+            gram.device.type == "cpu", capturable=cuda,
+            captured=cuda and (self._capturable() if solver.capture is None else solver.capture),
+        )  # fmt: skip
+        self.parts = {"network": network, "objective": self.objective, "optimizer": self.step}
+
+    def _capturable(self) -> bool:
+        """Our own networks on features that lie on the GPU: nothing there waits for the host."""
+        network = self.learning
+        made = describe(network.network if type(network) is Normalized else network)
+        ours = made is not None and not passed(made)
+        return self.gram.has_features and self.objective.capturable and ours
+
+    def _backward(self, index: Tensor) -> None:
+        half = self.solver.precision == "bfloat16"
+        with autocast(self.gram.device, half):
+            estimates = self.objective.backward(self.learning, self.gram[index])
+        self.averages.lerp_(estimates, 1.0 if self.done == 0 else 1 - self.solver.decay)
+
+    def train(self, callback: Callback | None, path: Path | None) -> None:
+        """Train the network in place."""
+        solver, saving = self.solver, None if path is None else self._opened(path)
+        batches = Batches(len(self.gram), solver.batch_size, solver.seed, self.gram.device)
+        every = max(1, min(solver.steps // RECORDS, solver.patience or solver.steps))
+        self.network.train()
+        start = time.perf_counter() - self.seconds
+        with Display("training", "steps", solver.steps, self.done, solver.progress) as display:
+            while self.done < solver.steps and not self._impatient():
+                self.step(batches[self.done], solver.rate(self.done))
+                self.done += 1
+                self.seconds = time.perf_counter() - start
+                if self.done % every == 0 or self.done == solver.steps:
+                    record = self._record()
+                    values = self.averages.flatten()
+                    display.advance(self.done, f"μ {values[0]:.4g} … {values[-1]:.2g}")
+                    if callback is not None and callback(record):
+                        break
+                if saving is not None and saving.due():
+                    self._write(saving)
+        if saving is not None:
+            self._write(saving)
+        self.network.eval()
+
+    def _record(self) -> dict[str, Any]:
+        values = self.averages
+        if not bool(values.isfinite().all()):
+            raise FloatingPointError(
+                f"training diverged at step {self.done}: the eigenvalue estimates are not finite; "
+                "lower the learning rate, and check the kernel and the network for NaN"
+            )
+        record = {
+            "step": self.done,
+            "seconds": round(self.seconds, 4),
+            "learning_rate": self.solver.rate(self.done - 1),
+            "eigenvalues": values.tolist() if len(values) > 1 else values[0].tolist(),
+        }
+        self.history.append(record)
+        floor = VANISHING * values.amax(-1, keepdim=True)
+        score = float(values.maximum(floor).clamp_min(1e-300).log().mean())
+        if score > self.best + 1e-3:
+            self.best, self.best_step = score, self.done
+        return record
+
+    def _impatient(self) -> bool:
+        """Early stopping: no gain of 0.1 % in the mean log eigenvalue for so many steps."""
+        patience = self.solver.patience
+        return patience is not None and self.done - self.best_step >= patience
+
+    def _opened(self, path: Path) -> Checkpoint:
+        """The checkpoint, its state taken up if it is there."""
+        file = Checkpoint(path, "checkpoint", self._fingerprint())
+        found = file.read()
+        if found is not None:
+            header, tensors = found
+            parted(self.parts, tensors)
+            self.averages.copy_(tensors["averages"])
+            for name in RESUMED:
+                setattr(self, name, header[name])
+        return file
+
+    def _write(self, file: Checkpoint) -> None:
+        header = {name: getattr(self, name) for name in RESUMED}
+        file.write(header, joined(self.parts) | {"averages": self.averages})
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must agree between a checkpoint and the run that takes it up."""
+        gram, settings = self.problem, self.solver.settings()
+        part = gram[:8]
+        with torch.no_grad():
+            block = cast(FeatureGram, part).phi if gram.has_features else part.to_dense()
+        some = flat(gram.x[:: max(1, len(gram) // 1000)])
+        shapes = [list(tensor.shape) for tensor in tensors_of(gram.x)]
+        return {
+            "settings": {name: value for name, value in settings.items() if name != "progress"},
+            "points": [shapes, str(gram.x.dtype), digest({"points": some})],
+            "kernel": digest({"block": block.detach().double()}),
+            "network": {n: list(value.shape) for n, value in self.network.state_dict().items()},
+        }
 
 
 def prepare(
@@ -170,8 +307,7 @@ def prepare(
         raise ValueError("the network has no parameters to train, or all of them are frozen")
     network.eval()
     psi = evaluate(network, gram.x[:2])
-    scalar = gram.outputs == 1 and not gram.independent
-    expected = (len(psi),) if scalar else (len(psi), gram.outputs)
+    expected = (len(psi), *gram.layout.point)
     if tuple(psi.shape[:-1]) != expected or psi.shape[-1] < k:
         raise ValueError(
             f"on {len(psi)} points the network must give {(*expected, f'at least {k}')}, "

@@ -1,7 +1,7 @@
 """Posteriors from the iterates of a training."""
 
 from neuralef.trajectory.moments import WeightMoments, refresh_statistics
-from neuralef.trajectory.posterior import TrajectoryPosterior
+from neuralef.trajectory.posterior import TrajectoryPosterior, expected
 from neuralef.trajectory.recorder import MeanRecorder, TrajectoryRecorder
 from neuralef.trajectory.swag import SWA, SWAG
 
@@ -12,5 +12,6 @@ __all__ = [
     "TrajectoryPosterior",
     "TrajectoryRecorder",
     "WeightMoments",
+    "expected",
     "refresh_statistics",
 ]

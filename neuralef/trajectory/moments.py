@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from neuralef.checks import check_count, check_points
 from neuralef.points import Points
-from neuralef.serialization.files import below
+from neuralef.serialization import below
 
 
 class WeightMoments:

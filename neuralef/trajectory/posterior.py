@@ -16,11 +16,11 @@ from neuralef.points import Points, points_at_once
 from neuralef.posterior.features import Features, unpack_features
 from neuralef.posterior.likelihood import Gaussian
 from neuralef.posterior.predictive import to_probabilities
-from neuralef.serialization.files import fingerprint, read_tensors, write_tensors
+from neuralef.serialization import fingerprint, read_tensors, write_tensors
 from neuralef.sketching import even_normals
 from neuralef.spectrum import Spectrum
 
-TRAJECTORY = "neuralef trajectory 1"
+TRAJECTORY = "trajectory"
 NUMBERS_AT_ONCE = 2**26  # of the draws at some points
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice, check_count, check_points
 from neuralef.gram import FeatureGram
 from neuralef.points import Points, points_at_once
-from neuralef.serialization.files import below
+from neuralef.serialization import below
 from neuralef.trajectory.moments import WeightMoments, kept_modes
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}

@@ -19,10 +19,10 @@ from neuralef.points import Points
 from neuralef.posterior.baselines import MAP
 from neuralef.posterior.likelihood import Gaussian
 from neuralef.posterior.predictive import to_probabilities
-from neuralef.serialization.files import below, read_tensors, write_tensors
+from neuralef.serialization import below, read_tensors, write_tensors
 from neuralef.trajectory.moments import WeightMoments, put_weights, refresh_statistics
 
-AVERAGE, GAUSSIAN = "neuralef swa 1", "neuralef swag 1"
+AVERAGE, GAUSSIAN = "swa", "swag"
 SETTINGS = ("draws", "diagonal", "rank", "scale", "seed")  # of SWAG
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from neuralef.report.figures import entropies, panel, reliability
+from neuralef.report import entropies, panel, reliability
 from paper.plots.base import dots
 
 CLASSES = ("#1b6ca8", "#d1495b")

@@ -8,8 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from neuralef.report.figures import KERNELS, _ladder, panel
+from neuralef.report import ladder, panel
 from paper.plots.base import COLORS, LABELS, legend_below
+
+KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
 
 
 def figure2(result: dict[str, Any]) -> Figure:
@@ -24,7 +26,7 @@ def figure2(result: dict[str, Any]) -> Figure:
             panel(axes, f"{KERNELS[name]}, n = {n}: top 3", "x")
             _top_three(axes, by_size[n])
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
     )
     _times(figure.add_subplot(grid[:, -1]), measured["seconds"])
     return figure
@@ -70,7 +72,7 @@ def all_functions(result: dict[str, Any]) -> Figure:
             n = list(by_size)[-1]
             functions = by_size[n]["functions"]
             panel(axes, f"{KERNELS[name]}, n = {n}: {LABELS[method]}", "x", "j")
-            _ladder(axes, by_size[n]["grid"], functions[method], functions["truth"])
+            ladder(axes, by_size[n]["grid"], functions[method], functions["truth"])
     return figure
 
 

@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from neuralef.report.figures import panel
+from neuralef.report import panel
 from paper.plots.base import COLORS, LABELS
 
 CLASSES = ("#1b6ca8", "#d1495b")
@@ -21,7 +21,7 @@ def figure3(result: dict[str, Any]) -> Figure:
     shown = ("exact", "neuralef", "paper", "spin", "spin-memory")
     figure = Figure(figsize=(3.1 * (len(shown) + 1), 6.8))
     grid = figure.add_gridspec(
-        len(measured), len(shown) + 1, left=0.02, right=0.97, bottom=0.03, top=0.93, wspace=0.22
+        len(measured), len(shown) + 1, left=0.03, right=0.97, bottom=0.03, top=0.93, wspace=0.22
     )
     for row, (name, case) in enumerate(measured.items()):
         colors = [CLASSES[label] for label in case["labels"]]
@@ -58,7 +58,8 @@ def mnist_projection(result: dict[str, Any]) -> Figure:
             space.scatter(*some.T, color=colors(digit), s=4, label=str(digit), depthshade=False)
         space.set(xlabel="ψ₁", ylabel="ψ₂", zlabel="ψ₃")
         space.tick_params(labelsize=7)
-    figure.suptitle("Test digits by the first three eigenfunctions, as networks find them")
+    shown = "Synthetic images" if result["config"].get("synthetic") else "Test digits"
+    figure.suptitle(f"{shown} by the first three eigenfunctions, as networks find them")
     handles, names = space.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right center", frameon=False, markerscale=3)
     return figure
@@ -70,7 +71,8 @@ def mnist_accuracy(result: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [2, 1]})
     bars = _accuracies(measured)
-    panel(left, "test accuracy of multinomial logistic regression", "%")
+    on = " (synthetic images)" if result["config"].get("synthetic") else ""
+    panel(left, f"test accuracy of multinomial logistic regression{on}", "%")
     for place, (_, found, color) in enumerate(bars):
         left.plot(100 * np.array(found), [place] * len(found), "o", ms=4, alpha=0.5, color=color)
         left.plot(100 * float(np.mean(found)), place, "|", ms=16, mew=2.5, color=color)
@@ -113,7 +115,8 @@ def figure5(result: dict[str, Any]) -> Figure:
     """The paper's Fig. 5: the top eigenvalues of the tangent kernel."""
     measured = result["measured"]
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = panel(figure.subplots(), "eigenvalues of the tangent kernel", "j")
+    on = " (synthetic images)" if result["config"].get("synthetic") else ""
+    axes = panel(figure.subplots(), f"eigenvalues of the tangent kernel{on}", "j")
     exact = measured["exact"]["eigenvalues"]
     places = range(1, len(exact) + 1)
     axes.semilogy(places, exact, "o", mfc="none", mec="black", ms=10, label="exact")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from neuralef.report.figures import panel
+from neuralef.report import panel
 from paper.plots.base import dots, legend_below
 
 COLORS = {

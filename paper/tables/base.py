@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+
+def mean_of(records: list[dict[str, Any]], key: str) -> float:
+    """The mean of one entry of all records."""
+    return sum(record[key] for record in records) / len(records)
+
 
 def power(value: float) -> str:
     """An error to one digit, such as 3e-5."""

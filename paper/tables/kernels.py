@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from neuralef.report.tables import make_table, number
+from neuralef.report import make_table, number
 from paper.tables.base import power, spread
 
 
@@ -69,12 +69,18 @@ def mnist(result: dict[str, Any]) -> Iterator[Table | str]:
             rows.append((f"Nyström {kernel}, {count} images", str(k), *_accuracy_row(found)))
     columns = ("method", "k", "softmax", "OvR SGD", "cosine", "seconds")
     yield make_table("test accuracy (%) of logistic regression on k features", columns, rows)
+    yield from _synthetic(result, "MNIST")
     for kind, found in measured["summary"].items():
         yield (
             f"{kind}: mean {found['mean']:.2%}, at most {max(0, 100 * found['largest_loss']):.2f} "
             f"points below the exact functions, cosines at least {found['least_cosine']:.4f}, "
             f"training at most {found['longest_training']:.1f} s"
         )
+
+
+def _synthetic(result: dict[str, Any], name: str) -> Iterator[str]:
+    if result["config"].get("synthetic"):
+        yield f"on synthetic images in the place of {name}: run it with --data for the real ones"
 
 
 def _accuracy_row(found: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -102,9 +108,10 @@ def ntk(result: dict[str, Any]) -> Iterator[Table | str]:
         for name, found in {"exact": measured["exact"], **measured["methods"]}.items()
     ]
     columns = (
-        "method", "μ error", "K error", "test (train) overlap", "K-means √μψ", "ψ", "seconds",
+        "method", "μ error", "K error", "overlap (train)", "K-means √μψ", "ψ", "seconds",
     )  # fmt: skip
     yield make_table(f"top {result['config']['k']} of the tangent kernel", columns, rows)
+    yield from _synthetic(result, "CIFAR-10")
     yield f"chosen by the error on augmented images that no network saw: {measured['chosen']}"
     random, scale = measured["random features"], measured["scale"]
     yield (

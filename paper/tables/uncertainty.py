@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from neuralef.report.tables import make_table, mean_of
+from neuralef.report import make_table
+from paper.tables.base import mean_of
 
 
 def laplace(result: dict[str, Any]) -> Iterator[Table | str]:

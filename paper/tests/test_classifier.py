@@ -8,8 +8,8 @@ import torch
 from classified import SIDE, N, brightness
 from torch import nn
 
+from neuralef import training
 from neuralef.networks import ResNet
-from paper import classifier
 from paper.classifier import accuracy, train_classifier
 from paper.device import can_compile
 
@@ -138,7 +138,7 @@ def test_accuracy_by_hand():
 def test_an_interrupted_training_goes_on_as_if_nothing_had_happened(
     schedule, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(classifier, "SAVE_EVERY", -1.0)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     path, given = tmp_path / "c.safetensors", {"schedule": schedule, "epochs": 3}
     whole = train(**given)
 
@@ -156,7 +156,7 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_happened(
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
         assert torch.equal(value, again.state_dict()[name]), name
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match="is of another run: epochs differ"):
         train(schedule=schedule, epochs=4, checkpoint=path)
 
 

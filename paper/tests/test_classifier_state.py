@@ -4,9 +4,9 @@ import pytest
 import torch
 from classified import brightness
 
+from neuralef import training
 from neuralef.networks import ResNet
-from paper import classifier
-from paper.classifier import _Training, train_classifier
+from paper.classifier import train_classifier
 
 
 class Trace:
@@ -59,7 +59,7 @@ def test_what_is_kept_alongside_goes_on_as_if_nothing_had_happened(
     stop, whole, tmp_path, monkeypatch
 ):
     """Killed in an epoch, or at its end when nothing of it is written yet."""
-    monkeypatch.setattr(classifier, "SAVE_EVERY", -1.0)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     path = tmp_path / "c.safetensors"
     with pytest.raises(KeyboardInterrupt):
         traced(path, stop)
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     traced(path)
     content = path.read_bytes()
     for change in ({"schedule": "steps"}, {"weight_decay": 0.0}, {"seed": 1}):
-        with pytest.raises(ValueError, match=r"c\.safetensors belongs to a training with other"):
+        with pytest.raises(ValueError, match=r"c\.safetensors is of another run"):
             traced(path, **change)
     assert path.read_bytes() == content
 
@@ -101,20 +101,5 @@ def test_a_checkpoint_without_what_should_be_alongside_is_refused(tmp_path):
     x, labels = brightness()
     model = ResNet(8, 4, outputs=2, seed=0)
     train_classifier(model, x, labels, 3, batch_size=32, schedule="trajectory", checkpoint=path)
-    with pytest.raises(ValueError, match=r"c\.safetensors was written without first"):
+    with pytest.raises(ValueError, match=r"c\.safetensors is of another run: alongside differ"):
         traced(path)
-
-
-def test_momentum_is_read_into_the_order_in_memory_that_the_weights_have(tmp_path):
-    """Otherwise a fused optimizer refuses to go on with a network whose channels lie last."""
-    path, (x, labels) = tmp_path / "c.safetensors", brightness()
-    model = ResNet(8, 4, outputs=2, seed=0).to(memory_format=torch.channels_last)
-    train_classifier(model, x, labels, 1, batch_size=32, checkpoint=path)
-    training = _Training(model, x, labels, 0.0, nesterov=True)
-    assert training.load(path, {}) == 1
-    strides = [
-        (v.stride(), training.optimizer.state[v]["momentum_buffer"].stride())
-        for v in model.parameters()
-    ]
-    assert any(weight != tuple(sorted(weight, reverse=True)) for weight, _ in strides)
-    assert all(weight == momentum for weight, momentum in strides)

@@ -13,7 +13,7 @@ from trajectory_studies import SETTINGS, TINY, WAYS, whole_study
 from neuralef.data import blend, crop_and_flip
 from neuralef.metrics import ece
 from neuralef.networks import ResNet
-from neuralef.trajectory.moments import refresh_statistics
+from neuralef.trajectory import refresh_statistics
 from paper import iterates, trajectory
 from paper.cifar import normalised
 from paper.classifier import train_classifier

@@ -12,7 +12,7 @@ from rich.console import Console
 from studies import TINY, blobs, run_study, tiny
 
 from neuralef.metrics import cosines, relative_error
-from neuralef.report.record import KEYS, read_result
+from neuralef.report import KEYS, read_result
 from paper import cifar, plots, tables
 
 FIGURES = {

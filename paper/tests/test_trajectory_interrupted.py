@@ -8,17 +8,21 @@ import torch
 from studies import never
 from trajectory_studies import CASE, SETTINGS, TINY, bare, run_study
 
-from neuralef.trajectory.recorder import TrajectoryRecorder
-from paper import classifier, plots, trajectory
+from neuralef import training
+from neuralef.trajectory import TrajectoryRecorder
+from paper import plots, trajectory
 from paper.iterates import Iterates
 
-ONE = dataclasses.replace(TINY, every={8: (2,)})
+# a smaller network of the mean and one number of functions are all that an interruption can change
+NARROW = dataclasses.replace(SETTINGS, wide=False)
+TWO = dataclasses.replace(TINY, samples=(3,), settings=NARROW)
+ONE = dataclasses.replace(TWO, every={8: (2,)})
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """The study, never interrupted."""
-    return run_study(tmp_path_factory.mktemp("study"), bare)
+    return run_study(tmp_path_factory.mktemp("study"), lambda patch: bare(patch, TWO))
 
 
 def kill(patch, owner, name, at):
@@ -39,7 +43,7 @@ def killed(folder, owner, name, at, save_every=-1.0, preset=ONE, **settings):
     """A study that is interrupted there; checkpoints are written after every epoch."""
     with pytest.MonkeyPatch.context() as patch:
         bare(patch, preset)
-        patch.setattr(classifier, "SAVE_EVERY", save_every)
+        patch.setattr(training, "CHECKPOINT_SECONDS", save_every)
         calls = kill(patch, owner, name, at)
         with pytest.raises(KeyboardInterrupt):
             trajectory.run(folder, "quick", **settings)
@@ -118,11 +122,11 @@ def test_a_study_killed_after_its_training_does_not_train_again(study, tmp_path)
 
 
 def test_a_study_killed_between_two_seeds_does_not_train_the_first_again(study, tmp_path):
-    killed(tmp_path, trajectory, "one", 2, preset=TINY)
+    killed(tmp_path, trajectory, "one", 2, preset=TWO)
     kept = json.loads((tmp_path / "parts.json").read_text())["records"]
     assert list(kept) == [f"{CASE} | 0"]
     assert [path.name for path in tmp_path.iterdir()] == ["parts.json"]
-    found, steps = go_on(tmp_path, TINY)
+    found, steps = go_on(tmp_path, TWO)
     assert steps == list(range(1, 49))
     assert [run.seed for run in found.runs] == [1]
     assert found.seeds[0] == kept[f"{CASE} | 0"]
@@ -145,19 +149,16 @@ def test_a_study_killed_while_it_draws_only_draws_again(tmp_path, monkeypatch):
 
 
 OTHERS = {
-    "seed": (TINY, 1),
-    "steps between records": (dataclasses.replace(TINY, every={8: (2, 3)}), 0),
-    "images": (dataclasses.replace(TINY, test=41), 0),
-    "statistics": (
-        dataclasses.replace(TINY, settings=dataclasses.replace(SETTINGS, refresh=16)),
-        0,
-    ),
-    "solver": (dataclasses.replace(TINY, settings=dataclasses.replace(SETTINGS, steps=5)), 0),
+    "seed": (TWO, 1),
+    "steps between records": (dataclasses.replace(TWO, every={8: (2, 3)}), 0),
+    "images": (dataclasses.replace(TWO, test=41), 0),
+    "statistics": (dataclasses.replace(TWO, settings=dataclasses.replace(NARROW, refresh=16)), 0),
+    "solver": (dataclasses.replace(TWO, settings=dataclasses.replace(NARROW, steps=5)), 0),
 }
 
 
 def test_other_settings_are_refused_in_the_folder_of_an_interrupted_study(tmp_path, monkeypatch):
-    killed(tmp_path, trajectory, "one", 2, preset=TINY)
+    killed(tmp_path, trajectory, "one", 2, preset=TWO)
     content = (tmp_path / "parts.json").read_text()
     for preset, seed in OTHERS.values():
         bare(monkeypatch, preset)
@@ -169,7 +170,7 @@ def test_other_settings_are_refused_in_the_folder_of_an_interrupted_study(tmp_pa
 @pytest.mark.parametrize("change", [{"refresh": 16}, {"copies": 3}])
 def test_other_settings_are_refused_after_records_of_the_first_seed(change, tmp_path, monkeypatch):
     killed(tmp_path, TrajectoryRecorder, "record", 7)
-    settings = dataclasses.replace(SETTINGS, **change)
+    settings = dataclasses.replace(NARROW, **change)
     bare(monkeypatch, dataclasses.replace(ONE, settings=settings))
     with pytest.raises(ValueError, match="other settings"):
         trajectory.run(tmp_path, "quick")

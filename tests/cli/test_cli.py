@@ -1,6 +1,7 @@
 """The command line as users meet it: through main(), in an empty folder."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import neuralef as nef
+from neuralef.cli import demo
 
 
 @pytest.fixture
@@ -17,7 +19,9 @@ def table(tmp_path):
     return x
 
 
-def test_demo_keeps_its_promises(neuralef, tmp_path):
+def test_demo_keeps_its_promises(neuralef, tmp_path, monkeypatch):
+    """With a quarter of its steps, too."""
+    monkeypatch.setattr(demo, "NeuralEF", partial(nef.NeuralEF, steps=500))
     code, out, _ = neuralef("demo", "--json")
     assert code == 0
     result = json.loads(out)
@@ -86,11 +90,11 @@ def test_every_kernel_can_be_asked_for(neuralef, table, words, name, tmp_path):
 def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     neuralef, table, tmp_path, monkeypatch
 ):
-    from neuralef.solvers import checkpoint, loop
+    from neuralef import training
 
     words = ("fit", "x.npy", "--k", 2, "--steps", 60)
     neuralef(*words, "-o", "whole")
-    step, seen = loop._Step.__call__, []
+    step, seen = training.Step.__call__, []
 
     def interrupted(*arguments):
         seen.append(1)
@@ -98,12 +102,12 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
             raise KeyboardInterrupt
         return step(*arguments)
 
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(loop._Step, "__call__", interrupted)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(training.Step, "__call__", interrupted)
     code, _, errors = neuralef(*words, "-o", "run")
     assert code == 130
     assert "go on" in errors
-    monkeypatch.setattr(loop._Step, "__call__", step)
+    monkeypatch.setattr(training.Step, "__call__", step)
     assert neuralef(*words, "-o", "run")[0] == 0
     assert not (tmp_path / "run/checkpoint.safetensors").exists()
     x = torch.from_numpy(table).float()
@@ -156,7 +160,7 @@ def broken_files(folder):
         ("fit x.npy --held-out 1 -o run", "held_out"),
         ("fit x.npy --dtype float16 -o run", "dtype must be"),
         ("fit x.npy --device tpu0 -o run", "device 'tpu0' is not available"),
-        ("transform other x.npy -o f.npy", "not a 'neuralef spectrum"),
+        ("transform other x.npy -o f.npy", "not a neuralef spectrum"),
         ("transform missing x.npy -o f.npy", "no such file"),
         ("transform other x.npy -o f.pickle", "ending in"),
         ("show other", "no result.json"),

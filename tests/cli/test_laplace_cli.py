@@ -12,7 +12,7 @@ from users import COMMON, FACTORY, MODULE, loaded, measured, read, rows
 
 from neuralef.laplace import LinearizedLaplace
 from neuralef.metrics import accuracy, auroc, entropy, nll
-from neuralef.report.record import KEYS
+from neuralef.report import KEYS
 from neuralef.solvers import NeuralEF
 
 # What comes out

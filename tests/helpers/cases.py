@@ -205,6 +205,13 @@ GRAMS = [
     Case("dense independent", lambda x: DenseGram(x, INDEPENDENT(x.numpy())), INDEPENDENT),
 ]  # fmt: skip
 
+# What the functions of a network give at a point.
+LAYOUTS = [
+    pytest.param({}, id="scalar"),
+    pytest.param({"outputs": 3}, id="joint"),
+    pytest.param({"outputs": 3, "independent": True}, id="independent"),
+]
+
 NETWORKS = [
     Case(f"{kind.__name__} {activation}",
          lambda kind=kind, activation=activation, **shape: kind(
@@ -229,6 +236,22 @@ SOLVERS = [
     Case("Distill", lambda k: nef.Distill(k, steps=40), exact=False),
 ]  # fmt: skip
 EXACT = [case for case in SOLVERS if case.exact]
+TRAINED = [case for case in SOLVERS if not case.exact]
+
+
+def covering(first, second):
+    """Pairs in which every member of either list appears, no more of them than it takes."""
+    count = max(len(first), len(second))
+    return [(first[i % len(first)], second[i % len(second)]) for i in range(count)]
+
+
+# For promises of the result alone: every solver, and every Gram with solvers of both kinds.
+PAIRS = covering(EXACT, GRAMS) + covering(TRAINED, GRAMS)
+
+
+def each_pair(pairs=PAIRS, names=("case", "gram_case")):
+    ids = [f"{first.id}-{second.id}" for first, second in pairs]
+    return pytest.mark.parametrize(names, pairs, ids=ids)
 
 
 class Sine(nn.Module):

@@ -1,12 +1,13 @@
 """Models whose Jacobians the tests take, and the dense truth by plain autograd, row by row."""
 
 import torch
-from cases import Case
+from cases import Case, K
 from torch import nn
 from truth import points
 
 import neuralef as nef
-from neuralef.jacobian import tangent
+from neuralef.gram import JacobianGram
+from neuralef.jacobian import inspection
 from neuralef.jacobian.folding import fold_batch_norm
 from neuralef.solvers import subspace
 
@@ -100,6 +101,11 @@ def images(n, channels=2, side=6, seed=0):
     return points(n, channels * side * side, seed=seed).reshape(n, channels, side, side)
 
 
+def both(n=12, seed=0):
+    """Vectors, and a number for each."""
+    return {"x": points(n, 2, seed), "weight": torch.linspace(1, 2, n, dtype=torch.float64)}
+
+
 # make() gives the model, twin(n, seed) points for it.
 MODELS = [
     Case("MLP", mlp, lambda n, seed=0: points(n, 3, seed)),
@@ -113,6 +119,7 @@ MODELS = [
     Case("token ids", lambda: Reader().eval(), ids),
     Case("dict", lambda: Reader().eval(), sentences),
 ]  # fmt: skip
+TEXTS = [MODELS[6], MODELS[7]]
 
 
 def some(x, index):
@@ -139,9 +146,9 @@ def dense_jacobian(model, x):
 
 def held_at_once(monkeypatch, numbers):
     """So many numbers of a Jacobian, whichever way it is made."""
-    for chunk in (tangent.JACOBIAN_CHUNK, tangent.LAYERWISE_CHUNK):
+    for chunk in (inspection.JACOBIAN_CHUNK, inspection.LAYERWISE_CHUNK):
         monkeypatch.setitem(chunk, "cpu", numbers)
-    monkeypatch.setattr(tangent, "MOST", numbers)
+    monkeypatch.setattr(inspection, "MOST", numbers)
 
 
 def whole_up_to(monkeypatch, side):
@@ -161,3 +168,20 @@ def record(monkeypatch, owner, name, note):
 
     monkeypatch.setattr(owner, name, recording)
     return notes
+
+
+def solved(model, x, k=4, **settings):
+    """The Gram of the NTK and its exact eigenpairs."""
+    gram = JacobianGram(model, x)
+    return gram, nef.Subspace(k, **settings).solve(gram)
+
+
+def network_for(case, k=K + 1):
+    """A network of the user's own: for texts a fresh reader, else an MLP."""
+    torch.manual_seed(7)
+    if case.id in ("token ids", "dict"):
+        return Reader(OUTPUTS, k)
+    layers = [nn.Flatten(), nn.LazyLinear(16), nn.Tanh(), nn.Linear(16, OUTPUTS * k)]
+    network = nn.Sequential(*layers, nn.Unflatten(1, (OUTPUTS, k)))
+    network(case.twin(1).float())
+    return network.double()

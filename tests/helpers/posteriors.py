@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from truth import points
 
 import neuralef as nef
 from neuralef.laplace import LinearizedLaplace
@@ -36,3 +37,24 @@ def labels(n, classes=3):
 def fixed(model, k, **settings):
     given = {"prior_variance": VARIANCE, "temperature": TEMPERATURE} | settings
     return LinearizedLaplace(model, solver=nef.Subspace(k=k), **given)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.last(self.drop(torch.tanh(self.norm(self.first(x)))))
+
+
+def normed(seed=0):
+    torch.manual_seed(seed)
+    model = Normed().double()
+    model(points(50))
+    return model.eval()
+
+
+X, Y, NEW = points(60), labels(60), points(5, seed=1)
+QUICK = nef.NeuralEF(4, steps=5, batch_size=32, progress=False)

@@ -4,6 +4,8 @@ import numpy as np
 import scipy.linalg
 import torch
 
+from neuralef.extensions.nystrom import TrainingPoints
+
 # Eigenvalues closer than this share of the largest are one eigenspace.
 DEGENERATE = 1e-7
 
@@ -78,3 +80,28 @@ def assert_same(first, second):
         assert torch.equal(value, states[1][key]), key
     histories = [[r | {"seconds": 0} for r in s.history] for s in (first, second)]
     assert histories[0] == histories[1]
+
+
+def assert_close(found, truth, tolerance=1e-10):
+    """Float64 tensors are equal but for a share of the largest entry."""
+    assert found.dtype == truth.dtype == torch.float64
+    scale = float(truth.abs().max())
+    torch.testing.assert_close(found, truth, rtol=0, atol=tolerance * scale)
+
+
+def assert_same_file(spectrum, loaded, x):
+    """Values, gradients and what is told are equal bit by bit."""
+    assert torch.equal(loaded.eigenvalues, spectrum.eigenvalues)
+    assert torch.equal(loaded.residuals, spectrum.residuals)
+    assert torch.equal(loaded.mean_diagonal, spectrum.mean_diagonal)
+    assert torch.equal(loaded(x), spectrum(x))
+    assert (loaded.solver, loaded.history) == (spectrum.solver, spectrum.history)
+    assert (loaded.outputs, loaded.independent) == (spectrum.outputs, spectrum.independent)
+    if isinstance(spectrum.network, TrainingPoints):
+        return
+    gradients = []
+    for each_spectrum in (spectrum, loaded):
+        z = (x + 0.1).requires_grad_()
+        each_spectrum(z).square().sum().backward()
+        gradients.append(z.grad)
+    assert torch.equal(*gradients)

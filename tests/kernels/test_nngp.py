@@ -10,7 +10,7 @@ from torch.func import functional_call
 from truth import points
 
 from neuralef.gram import FeatureGram
-from neuralef.jacobian import tangent
+from neuralef.jacobian import inspection
 from neuralef.kernels import MLPGP, NNGP
 
 
@@ -58,7 +58,7 @@ def test_one_wide_network_is_enough_once_its_last_layer_is_marginal():
     kernel = NNGP(net(4096, depth=2), 10, **PRIOR, marginalize=True)
     assert kernel.features(X).shape == (6, 40961)
     assert error(kernel, X, truth) < 0.03
-    assert kernel.outputs == 1
+    assert kernel.layout(X).outputs == 1
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -103,6 +103,8 @@ CASES = [
     (lambda: Reader(dtype=torch.float32), sentences(4)),
     (lambda: Reader(dtype=torch.float32), ids(4)),
 ]
+
+
 NAMES = ["three outputs", "one output", "conv", "dict", "token ids"]
 
 
@@ -177,7 +179,7 @@ def test_features_depend_on_the_seed_alone(prior, marginalize, monkeypatch):
     torch.testing.assert_close(features(x=X[[4, 2]]), whole[[4, 2]])
     torch.testing.assert_close(features(x=X.float()).double(), whole, rtol=0, atol=1e-5)
     assert features(x=X.float()).dtype == torch.float32
-    monkeypatch.setitem(tangent.ACTIVATION_CHUNK, "cpu", 1)
+    monkeypatch.setitem(inspection.ACTIVATION_CHUNK, "cpu", 1)
     torch.testing.assert_close(features(), whole)
 
 
@@ -260,3 +262,53 @@ def test_new_points_share_the_networks():
 @pytest.mark.parametrize("prior", [{}, PRIOR], ids=["own", "given"])
 def test_tied_weights_are_drawn_as_one(prior):
     assert NNGP(Tied, 7, **prior).features(points(4, 3)).shape == (4, 2, 7)
+
+
+class BodyLast(nn.Module):
+    """The last linear layer is not the one that was made last."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(64, 1), nn.Linear(2, 64)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)))
+
+
+def features(*args, **settings):
+    return lambda: NNGP(*args, **settings).features(X)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: NNGP(net(), 0), ValueError, "samples must be at least 1"),
+        (lambda: NNGP(net(), 2.5), TypeError, "samples"),
+        (lambda: NNGP(net(), 5, seed=-1), ValueError, "seed"),
+        (lambda: NNGP(net(), 5, weight_variance=1.0), ValueError, "both .* or neither"),
+        (lambda: NNGP(net(), 5, bias_variance=1.0), ValueError, "both .* or neither"),
+        (lambda: NNGP(net(), 5, 0.0, 1.0), ValueError, "weight_variance must be positive"),
+        (lambda: NNGP(net(), 5, 1.0, -1.0), ValueError, "bias_variance must be at least 0"),
+        (lambda: NNGP(net(), 5, 1.0, math.nan), ValueError, "bias_variance must be at least 0"),
+        (lambda: NNGP(net(), 5, marginalize=True), ValueError, "marginalize needs the prior"),
+        (lambda: NNGP(lambda: torch.relu, 5), TypeError, "make_net must build a torch module"),
+        (lambda: NNGP(nn.Linear(2, 1), 5), TypeError, "make_net"),
+        (lambda: NNGP(nn.Tanh, 5, **PRIOR, marginalize=True), ValueError, "no parameters"),
+        (features(lambda: nn.Sequential(*net()(), nn.Tanh()), 5, **PRIOR, marginalize=True),
+         ValueError, r"ends in an nn\.Linear"),
+        (features(lambda: nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (2, 2))), 5),
+         ValueError, r"must give a tensor \(n,\) or \(n, c\), got \(6, 2, 2\)"),
+        (features(nn.Flatten, 5), ValueError, "no (random )?(parameters|weights)"),
+        (features(lambda: nn.Sequential(nn.Linear(2, 3),
+                                        nn.BatchNorm1d(3, track_running_stats=False)), 5),
+         ValueError, "track_running_stats=True"),
+        (lambda: NNGP(net(), 5).features(torch.zeros(3)), ValueError, "one point per row"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_nngp_is_refused(make, error, says):
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_the_last_layer_is_found_by_what_it_gives_not_by_its_name():
+    assert len(NNGP(BodyLast, 5, **PRIOR, marginalize=True).features(X)) == len(X)

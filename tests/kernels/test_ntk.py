@@ -1,23 +1,11 @@
 import pytest
 import torch
 from cases import each
-from models import (
-    MODELS,
-    OUTPUTS,
-    count,
-    dense_jacobian,
-    held_at_once,
-    ids,
-    mlp,
-    record,
-    sentences,
-    some,
-)
+from models import MODELS, OUTPUTS, count, dense_jacobian, ids, mlp, sentences, some
 from torch import nn
-from truth import points
+from truth import assert_close, points
 
 from neuralef.gram import FeatureGram, JacobianGram
-from neuralef.jacobian import tangent
 from neuralef.kernels import NTK, RBF, Coregional, ntk
 from neuralef.sketching import CountSketch, random_signs
 
@@ -28,22 +16,16 @@ def signs(rows, seed=0):
     return random_signs(rows, range(S), seed, torch.float64, torch.device("cpu"))
 
 
-def assert_close(found, truth, tolerance=1e-10):
-    assert found.dtype == truth.dtype == torch.float64
-    scale = float(truth.abs().max())
-    torch.testing.assert_close(found, truth, rtol=0, atol=tolerance * scale)
-
-
 @each(MODELS)
 def test_the_exact_kernel_is_the_product_of_jacobians(case):
     model, x, other = case.make(), case.twin(N), case.twin(3, seed=1)
     first, second = dense_jacobian(model, x), dense_jacobian(model, other)
     kernel = NTK(model)
-    assert kernel.way() == "exact"
+    assert kernel.method_for(x) == "exact"
     assert_close(kernel(x, other), first @ second.T)
     assert_close(kernel(x, x), first @ first.T)
-    diagonal = first.square().sum(1)
-    assert_close(kernel.diagonal(x), diagonal if kernel.outputs == 1 else diagonal.view(N, -1))
+    diagonal, gram = first.square().sum(1), kernel.gram(x)
+    assert_close(kernel.diagonal(x), diagonal if gram.outputs == 1 else diagonal.view(N, -1))
 
 
 @each(MODELS)
@@ -74,7 +56,7 @@ def test_both_exact_ways_give_the_jacobian_times_the_same_signs(case, method):
     kernel = NTK(model, S, method, seed=3)
     truth = jacobian @ signs(jacobian.shape[1], seed=3)
     phi = kernel.features(x)
-    assert phi.shape == ((N, S) if kernel.outputs == 1 else (N, kernel.outputs, S))
+    assert phi.shape == (N, *kernel.layout(x).point, S)
     assert_close(phi.flatten(0, -2), truth)
     assert_close(kernel(x, x), truth @ truth.T / S)
     assert_close(kernel.diagonal(x).flatten(), truth.square().mean(1))
@@ -115,13 +97,14 @@ def test_finite_differences_come_close(case):
 
 @pytest.mark.parametrize("method", ["sketch", "project"])
 def test_the_sampled_kernel_is_unbiased_and_converges_as_the_root_of_the_samples(method):
-    model, x = mlp(1, width=2000), points(4, 3)  # of more weights than samples
+    model, x, seeds = mlp(1, width=1500), points(4, 3), 60  # of more weights than samples
     exact = NTK(model)(x, x)
     errors = []
     for samples in (32, 512):
-        drawn = torch.stack([NTK(model, samples, method, seed)(x, x) for seed in range(150)])
+        features = [NTK(model, samples, method, seed).features(x) for seed in range(seeds)]
+        drawn = torch.stack([phi @ phi.T / samples for phi in features])
         errors.append(float((drawn - exact).square().mean().sqrt()))
-        noise = drawn.std(0) / 150**0.5
+        noise = drawn.std(0) / seeds**0.5
         assert bool(((drawn.mean(0) - exact).abs() < 4 * noise).all())
     assert 3.2 < errors[0] / errors[1] < 5, errors  # √16 = 4
     assert errors[1] < 0.1 * float(exact.abs().max())
@@ -167,7 +150,7 @@ def test_freezing_later_does_not_change_a_kernel():
     ],
 )
 def test_the_cheaper_way_is_chosen(samples, outputs, way):
-    assert NTK(mlp(outputs), samples).prepare(points(2, 3)).way() == way
+    assert NTK(mlp(outputs), samples).method_for(points(2, 3)) == way
 
 
 @pytest.mark.parametrize("method", ["project", "jvp", "finite_difference"])
@@ -186,51 +169,11 @@ def test_signs_too_large_for_memory_are_made_in_parts(method, monkeypatch):
 
 @pytest.mark.parametrize(("outputs", "way"), [(12, "project"), (13, "jvp")])
 def test_jacobians_are_made_again_as_long_as_that_is_cheaper(outputs, way, monkeypatch):
-    kernel = NTK(mlp(outputs), 200).prepare(points(2, 3))
-    assert kernel.way() == "project"
+    kernel = NTK(mlp(outputs), 200)
+    x = points(2, 3)
+    assert kernel.method_for(x) == "project"
     monkeypatch.setitem(ntk.SIGNS_AT_ONCE, "cpu", 1)  # four passes cost 4 · 4 · c forward ones
-    assert kernel.way() == way
-
-
-@pytest.mark.parametrize("held", [2**27, 0])
-def test_a_block_holds_jacobians_however_large_activations_are(held, monkeypatch):
-    """Of few weights and large images one pass is held, although it takes many chunks."""
-    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
-    x = points(6, 400).reshape(6, 1, 20, 20)
-    held_at_once(monkeypatch, 1)
-    monkeypatch.setitem(ntk.HELD, "cpu", held)
-    seen = record(monkeypatch, tangent.Tangent, "jacobian", len)
-    found = NTK(model)(x, x)
-    assert sum(seen) == (6 if held else 6 + 36)
-    rows = dense_jacobian(model, x)
-    assert_close(found, rows @ rows.T)
-
-
-def test_layers_need_not_be_put_together_for_a_sketch(monkeypatch):
-    model, x = mlp(), points(9, 3)
-    kernel = NTK(model, samples=11, method="sketch", seed=4)
-    size = kernel.tangent.size
-    kernel.features(x[:2])  # by which ways are compared
-    monkeypatch.setattr(tangent, "whole", lambda *given: pytest.fail("J was made"))
-    V = CountSketch(size, 11, 4, x.dtype, x.device)(torch.eye(size, dtype=x.dtype))
-    truth = dense_jacobian(model, x) @ V
-    assert_close(kernel.features(x).flatten(0, -2), truth)
-
-
-@pytest.mark.parametrize("method", ["exact", "sketch", "project", "jvp", "finite_difference"])
-@each([MODELS[0], MODELS[2], MODELS[7]])
-def test_chunks_of_any_size_give_the_same(case, method, monkeypatch):
-    model, x = case.make(), case.twin(70)  # more than the 64 points of a forward pass
-    kernel = NTK(model, None if method == "exact" else 9, method)
-    evaluate = kernel.diagonal if method == "exact" else kernel.features
-    whole, block = evaluate(x), kernel(some(x, slice(9)), some(x, slice(6, 9)))
-    for size in (1, 1000):
-        held_at_once(monkeypatch, size)
-        monkeypatch.setitem(tangent.ACTIVATION_CHUNK, "cpu", size)
-        tolerance = 1e-8 if method == "finite_difference" else 1e-12
-        assert_close(evaluate(x), whole, tolerance)
-        assert_close(kernel(some(x, slice(9)), some(x, slice(6, 9))), block, tolerance)
+    assert kernel.method_for(x) == way
 
 
 @pytest.mark.parametrize("method", ["sketch", "project", "jvp", "finite_difference"])
@@ -240,7 +183,7 @@ def test_new_points_share_what_is_drawn(case, method):
     kernel = NTK(model, S, method)
     gram = kernel.gram(x)
     assert isinstance(gram, FeatureGram)
-    assert gram.outputs == kernel.outputs
+    assert gram.layout == kernel.layout(x)
     new = some(x, torch.tensor([3, 1]))
     assert_close(gram.feature_map(new), gram.phi[[3, 1]], 1e-8)
     assert_close(NTK(model, S, method).features(new), gram.phi[[3, 1]], 1e-8)
@@ -262,9 +205,9 @@ def test_the_features_of_single_precision_are_those_of_double(method):
 def test_kernels_compose_after_prepare(case):
     model, x = case.make(), case.twin(N)
     jacobian = dense_jacobian(model, x)
-    kernel = NTK(model).prepare(x)
-    assert kernel.outputs == len(jacobian) // count(x)
-    gram = (0.5 * kernel + NTK(model).prepare(x)).gram(x)
+    kernel = NTK(model)
+    assert kernel.layout(x).outputs == len(jacobian) // count(x)
+    gram = (0.5 * kernel + NTK(model)).gram(x)
     assert_close(gram.to_dense().detach(), 1.5 * jacobian @ jacobian.T)
     assert_close(gram.diagonal().detach().flatten(), 1.5 * jacobian.square().sum(1))
     assert float(gram.rounding().max()) < 1e-10 * float(gram.mean_diagonal().max())
@@ -274,11 +217,11 @@ def test_an_ntk_joins_classic_kernels_of_as_many_outputs():
     model, x = mlp(), points(N, 3)
     jacobian = dense_jacobian(model, x)
     covariance = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
-    joint = NTK(model).prepare(x) + Coregional(RBF(), covariance)
+    joint = NTK(model) + Coregional(RBF(), covariance)
     truth = jacobian @ jacobian.T + torch.kron(RBF()(x, x), covariance)
     assert_close(joint.gram(x).to_dense().detach(), truth.detach())
     with pytest.raises(ValueError, match=f"{OUTPUTS} and 1 outputs"):
-        NTK(model).prepare(x) + RBF()
+        (NTK(model) + RBF()).gram(x)
 
 
 def test_dropout_in_eval_mode_and_other_modules_are_fine():
@@ -314,3 +257,66 @@ def test_token_ids_stay_integers_and_sentences_may_be_longer():
     assert gram.dtype == torch.float64
     assert gram.feature_map(ids(2, length=9)).shape == (2, OUTPUTS, S)
     assert NTK(model).gram(sentences(N)).dtype == torch.float64
+
+
+def test_a_kernel_keeps_the_model_as_it_was():
+    model, x = mlp(), points(20, 3)
+    kernel = NTK(model)
+    gram, before = kernel.gram(x), kernel(x, x)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    model.train()
+    torch.testing.assert_close(gram.to_dense(), before)
+    assert model[0].weight.requires_grad
+
+
+def test_points_that_want_gradients_have_sketches_in_inference_mode():
+    kernel, x = NTK(mlp(), samples=11, method="sketch"), points(4, 3).requires_grad_()
+    truth = kernel.features(x.detach())
+    with torch.inference_mode():
+        found = kernel.features(x)
+    torch.testing.assert_close(found.detach(), truth)
+
+
+def test_sampled_features_and_exact_blocks_are_differentiable_in_the_points():
+    model, x = mlp(), points(3, 3).requires_grad_()
+    for samples in (4, 40):  # by forward mode, and by projection
+        assert torch.autograd.gradcheck(NTK(model, samples=samples).features, x)
+    assert torch.autograd.gradcheck(lambda v: NTK(model)(v, points(2, 3, seed=1)), x)
+
+
+def test_kernels_of_models_compose_once_they_have_seen_points():
+    model, x = mlp(1), points(12, 3)
+    centred = NTK(model).centered(x)  # sees them here
+    K = NTK(model)(x, x)
+    H = torch.eye(12).double() - 1 / 12
+    torch.testing.assert_close(centred(x, x), H @ K @ H)
+    total = 2.0 * NTK(model) + RBF()
+    torch.testing.assert_close(total(x, x), 2 * K + RBF()(x, x))
+    assert (2.0 * NTK(model)).layout(x) == NTK(model).layout(x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"samples": 0}, ValueError, "samples must be at least 1"),
+        ({"samples": 2.5}, TypeError, "samples must be a whole number"),
+        ({"samples": 4, "method": "fast"}, ValueError, "exact, sketch, project, jvp, finite"),
+        ({"samples": 4, "method": "exact"}, ValueError, "'exact' takes no samples"),
+        ({"method": "jvp"}, ValueError, "'jvp' needs samples"),
+        ({"method": "project"}, ValueError, "'project' needs samples"),
+        ({"method": "sketch"}, ValueError, "'sketch' needs samples"),
+        ({"samples": 4, "seed": -1}, ValueError, "seed"),
+        ({"samples": 4, "epsilon": 0.0}, ValueError, "epsilon must be positive"),
+    ],
+)
+def test_settings_out_of_range(settings, error, says):
+    with pytest.raises(error, match=says):
+        NTK(mlp(), **settings)
+
+
+def test_outputs_show_on_points_and_features_need_samples():
+    assert NTK(mlp()).outputs is None
+    assert NTK(mlp()).layout(points(2, 3)).outputs == OUTPUTS
+    with pytest.raises(ValueError, match="samples=s"):
+        NTK(mlp()).features(points(3, 3))

@@ -5,15 +5,12 @@ import math
 import pytest
 import torch
 from models import dense_jacobian
-from posteriors import TEMPERATURE, VARIANCE, fixed, labels, mlp, parameters
+from posteriors import NEW, TEMPERATURE, VARIANCE, X, Y, fixed, labels, mlp, normed, parameters
 from torch import nn
 from truth import points
 
 import neuralef as nef
 from neuralef.laplace import LinearizedLaplace
-from neuralef.laplace.saving import FORMAT
-from neuralef.posterior.predictive import METHODS
-from neuralef.serialization.files import read_tensors, write_tensors
 
 
 def dense_covariance(model, x, new, curvature, variance=VARIANCE, temperature=TEMPERATURE):
@@ -92,55 +89,6 @@ def test_regression_on_a_linear_model_is_the_exact_gp(outputs):
         )
 
 
-def test_a_head_on_the_model_takes_one_pass_of_it():
-    model, x, new = mlp(), points(60), points(9, seed=1)
-    solver = nef.NeuralEF(k=3, steps=5, batch_size=32)
-    posterior = LinearizedLaplace(model, solver=solver, samples=32).fit([(x, labels(60))])
-    calls = []
-    for part in (model, posterior.spectrum.network.activations.model):
-        part.register_forward_hook(lambda *_: calls.append(1))
-    found = posterior.predict(new)
-    assert len(calls) == 1
-    features = posterior.spectrum.features(new).detach() @ posterior.basis
-    truth = (features * posterior.weights().variances) @ features.mT
-    torch.testing.assert_close(found.covariance, truth)
-    torch.testing.assert_close(found.mean, model(new).detach())
-
-
-def test_a_head_on_another_model_is_not_taken_for_this_one():
-    model, x, new = mlp(), points(60), points(9, seed=1)
-    head = nef.networks.ActivationHead(mlp(seed=1), 5, outputs=3, seed=0)
-    solver = nef.NeuralEF(k=3, steps=5, batch_size=32)
-    posterior = LinearizedLaplace(model, solver=solver, network=head, samples=32)
-    posterior.fit([(x, labels(60))])
-    torch.testing.assert_close(posterior.predict(new).mean, model(new).detach())
-
-
-def test_activations_are_what_the_layers_take_in():
-    torch.manual_seed(0)
-    model = nef.networks.ResNet(8, 2, outputs=3, seed=0).double().eval()
-    x = torch.randn(4, 3, 8, 8).double()
-    activations = nef.networks.Activations(model)
-    out, seen = activations.both(x)
-    h = torch.relu(model.bn1(model.conv1(x)))
-    assert seen.shape == (4, activations.size)
-    torch.testing.assert_close(out, model(x))
-    torch.testing.assert_close(seen[:, :5], torch.cat([x.mean((2, 3)), h.mean((2, 3))], 1))
-    torch.testing.assert_close(seen[:, -3:], out)
-    tokens = torch.randn(4, 7, 5).double()
-
-    class Pooled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(5, 6).double(), nn.Linear(6, 2).double()
-
-        def forward(self, x):
-            return self.last(torch.relu(self.first(x)).mean(1))
-
-    seen = nef.networks.Activations(Pooled().eval())(tokens)
-    torch.testing.assert_close(seen[:, :5], tokens.mean(1))
-
-
 def test_draws_have_the_covariance_that_is_predicted():
     model, x, new = mlp(), points(60), points(3, seed=1)
     for tail in (False, True, "learnt"):
@@ -149,33 +97,6 @@ def test_draws_have_the_covariance_that_is_predicted():
         gap = draws - found.mean
         sampled = torch.einsum("snc,snd->ncd", gap, gap) / len(gap)
         torch.testing.assert_close(sampled, found.covariance, rtol=0.1, atol=0.03)
-
-
-@pytest.mark.parametrize("solver", ["exact", "sampled", "sketched", "head", "own", "distilled"])
-def test_a_posterior_travels_by_file(solver, tmp_path):
-    model, x, new, path = mlp(), points(60), points(7, seed=1), tmp_path / "p.safetensors"
-    common = {"k": 4, "steps": 20, "batch_size": 32}
-    solvers = {
-        "exact": nef.Subspace(k=4),
-        "sampled": nef.Subspace(k=4).solve(nef.kernels.NTK(model, samples=9, seed=3).gram(x)),
-        "sketched": nef.Subspace(k=4).solve(nef.kernels.NTK(model, 20, "sketch", 3).gram(x)),
-        "head": nef.NeuralEF(**common),
-        "own": nef.NeuralEF(**common),
-        "distilled": nef.Distill(**common),
-    }
-    network = nef.networks.SharedMLP(2, 6, 16, outputs=3).double() if solver == "own" else None
-    posterior = LinearizedLaplace(model, solver=solvers[solver], network=network, samples=64)
-    posterior.fit([(x, labels(60))]).save(path)
-    loaded = LinearizedLaplace.load(path, model)
-    for method in METHODS:
-        torch.testing.assert_close(
-            loaded.predict_proba(new, method), posterior.predict_proba(new, method)
-        )
-    with pytest.raises(ValueError, match="another model"):
-        LinearizedLaplace.load(path, mlp(seed=1))
-    other = nn.Sequential(model[0], nn.ReLU(), *model[2:]).eval()  # the same weights
-    with pytest.raises(ValueError, match=r"gives other outputs|does not give the functions"):
-        LinearizedLaplace.load(path, other)
 
 
 def test_a_posterior_tells_what_it_is():
@@ -209,39 +130,6 @@ def test_batch_norms_are_folded_for_the_kernel_only():
     torch.testing.assert_close(posterior.predict(points(4)).mean, model(points(4)).detach())
 
 
-class Augmenting:
-    def __iter__(self):
-        yield torch.randn(10, 2).double(), labels(10)
-
-
-@pytest.mark.parametrize(
-    ("loader", "error", "says"),
-    [
-        ([], ValueError, "yields no batches"),
-        (((x, labels(5)) for x in [points(5)]), ValueError, "second pass"),
-        (Augmenting(), ValueError, "turn augmentation off"),
-        ([(points(5), labels(4))], ValueError, "5 points but 4 targets"),
-        ([(points(5), labels(5) + 1)], ValueError, "from 0 to 2.*to 3"),
-        ([(points(5), labels(5) - 1)], ValueError, "from 0 to 2"),
-        ([(points(5), points(5, 3))], ValueError, "whole numbers"),
-        ([points(5)], TypeError, "pairs"),
-        (points(5), TypeError, "iterable of batches"),
-        ([{"x": points(5)}], ValueError, "without targets"),
-        ([(points(5) * math.nan, labels(5))], ValueError, "NaN"),
-    ],
-)
-def test_bad_data_are_refused(loader, error, says):
-    with pytest.raises(error, match=says):
-        fixed(mlp(), 3).fit(loader)
-
-
-def test_dicts_and_several_batches_are_one_set():
-    model, x, y, new = mlp(), points(60), labels(60), points(5, seed=1)
-    whole = fixed(model, 6).fit([(x, y)]).predict(new)
-    parts = fixed(model, 6).fit([{"x": x[:25], "y": y[:25]}, {"x": x[25:], "y": y[25:]}])
-    torch.testing.assert_close(parts.predict(new).covariance, whole.covariance)
-
-
 def test_what_cannot_be_is_refused():
     model = mlp()
     with pytest.raises(ValueError, match="train mode"):
@@ -256,7 +144,7 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(ValueError, match=r"fit\(loader\)"):
             ask(LinearizedLaplace(model))
     other = nef.Subspace(k=2).solve(nef.kernels.NTK(mlp(2)).gram(points(30)))
-    with pytest.raises(ValueError, match="the spectrum has 2 outputs, the model 3"):
+    with pytest.raises(ValueError, match="the spectrum has 2 joint outputs, the model 3"):
         LinearizedLaplace(model, solver=other).fit([(points(30), labels(30))])
     broken = mlp()
     with torch.no_grad():
@@ -268,14 +156,110 @@ def test_what_cannot_be_is_refused():
         regression.fit([(points(30), points(30, 2))])
 
 
-def test_a_file_from_before_there_were_sketches_has_dense_signs(tmp_path):
-    model, x, path = mlp(), points(60), tmp_path / "p.safetensors"
-    gram = nef.kernels.NTK(model, samples=20, method="project").gram(x)
-    posterior = LinearizedLaplace(model, solver=nef.Subspace(k=4).solve(gram))
-    posterior.fit([(x, labels(60))]).save(path)
-    header, tensors = read_tensors(path, FORMAT)
-    assert header["sampled"]["method"] == "project"
-    header["sampled"]["method"] = None
-    write_tensors(path, FORMAT, header, tensors)
-    loaded = LinearizedLaplace.load(path, model)
-    torch.testing.assert_close(loaded.predict_proba(x), posterior.predict_proba(x))
+class OfDicts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = mlp()
+
+    def forward(self, points):
+        return self.model(points["x"] * points["scale"])
+
+
+def test_dicts_are_points_everywhere():
+    def given(x):
+        return {"x": x, "scale": torch.ones(len(x), 1, dtype=x.dtype)}
+
+    posterior = fixed(OfDicts().eval(), 5).fit([given(X) | {"labels": Y}])
+    truth = fixed(mlp(), 5).fit([(X, Y)])
+    torch.testing.assert_close(posterior.predict_proba(given(NEW)), truth.predict_proba(NEW))
+    torch.testing.assert_close(posterior.predict(given(NEW)).mean, truth.predict(NEW).mean)
+
+
+@pytest.mark.parametrize("method", ["mc", "pairwise"])
+def test_many_points_are_predicted_in_parts(method, monkeypatch):
+    posterior = fixed(mlp(), 5).fit([(X, Y)])
+    whole = posterior.predict_proba(NEW, method=method)
+    monkeypatch.setattr("neuralef.laplace.laplace.NUMBERS_AT_ONCE", 2 * 5 * 3)
+    torch.testing.assert_close(posterior.predict_proba(NEW, method=method), whole)
+
+
+@pytest.mark.parametrize(
+    ("loader", "tune"),
+    [
+        ([], None),
+        ([(X, Y + 1)], None),
+        ([(X, Y)], [(points(5, 3), labels(5))]),
+        ([(X, Y)], [(points(5), labels(5) + 1)]),
+    ],
+)
+def test_a_fit_that_is_refused_leaves_the_one_before_as_it_was(loader, tune, tmp_path):
+    posterior = fixed(mlp(), 5, tail=True).fit([(X, Y)])
+    before = posterior.predict_proba(NEW)
+    with pytest.raises(ValueError, match=r"yields no batches|labels|shape"):
+        posterior.fit(loader, tune)
+    assert torch.equal(posterior.predict_proba(NEW), before)
+    posterior.save(tmp_path / "p.safetensors")
+
+
+def test_inference_mode():
+    posterior = fixed(mlp(), 30, tail=True).fit([(X, Y)])
+    truth = posterior.predict_proba(NEW)
+    with torch.inference_mode():
+        torch.testing.assert_close(posterior.predict_proba(NEW.clone()), truth)
+        with pytest.raises(RuntimeError, match="inference_mode"):
+            fixed(mlp(), 3).fit([(X, Y)])
+
+
+def test_weights_loaded_before_fit_are_those_that_count():
+    model, other = normed(), normed(seed=1)
+    posterior = fixed(model, 5)
+    model.load_state_dict(other.state_dict())
+    truth = fixed(other, 5).fit([(points(60), labels(60))]).predict(points(4))
+    found = posterior.fit([(points(60), labels(60))]).predict(points(4))
+    torch.testing.assert_close(found.covariance, truth.covariance)
+
+
+def test_a_points_probabilities_do_not_depend_on_its_neighbours(monkeypatch):
+    from neuralef.laplace import laplace
+
+    model, x, new = mlp(), points(60), points(50, seed=1)
+    for tail in (False, True, "learnt"):
+        posterior = fixed(model, 10, tail=tail).fit([(x, labels(60))])
+        whole = posterior.predict_proba(new)
+        torch.testing.assert_close(posterior.predict_proba(new[3:9]), whole[3:9])
+        with monkeypatch.context() as patch:
+            patch.setattr(laplace, "NUMBERS_AT_ONCE", 100)  # a few points at a time
+            torch.testing.assert_close(posterior.predict_proba(new), whole)
+
+
+def test_draws_are_of_one_function_and_by_a_seed():
+    model, x, new = mlp(), points(60), points(5, seed=1)
+    posterior = fixed(model, 10).fit([(x, labels(60))])
+    first = posterior.sample(new, 4)
+    torch.testing.assert_close(posterior.sample(new[:2], 4), first[:, :2])
+    assert not torch.equal(posterior.sample(new, 4, seed=9), first)
+
+
+def test_few_points_take_few_functions_by_default():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).eval()
+    x = torch.randn(20, 2)
+    with pytest.warns(UserWarning, match="eigenpairs"):
+        posterior = LinearizedLaplace(model, samples=64).fit([(x, torch.arange(20)[:, None] % 2)])
+    assert posterior.predict_proba(x).shape == (20, 2)
+
+
+def test_what_is_of_no_use_is_refused_before_any_work():
+    model, x = mlp(), points(30)
+    with pytest.raises(ValueError, match="a network is of no use to Subspace"):
+        LinearizedLaplace(model, solver=nef.Subspace(k=2), network=mlp())
+    with pytest.raises(ValueError, match="has no softmax"):
+        LinearizedLaplace(model, "regression", softmax_temperature=None)
+
+    class Never(nef.Subspace):
+        def solve(self, *args, **kwargs):
+            raise AssertionError("it was solved")
+
+    for tune, says in (([], "tune yields no batches"), ([(x, labels(30) + 9)], "from 0 to 2")):
+        with pytest.raises(ValueError, match=says):
+            LinearizedLaplace(model, solver=Never(k=2)).fit([(x, labels(30))], tune=tune)

@@ -1,5 +1,3 @@
-"""Distillation: networks taught by exact eigenfunctions."""
-
 import copy
 import dataclasses
 import functools
@@ -12,7 +10,7 @@ from models import OUTPUTS, Reader, mlp, sentences
 from truth import assert_same, cosines, line, points
 
 import neuralef as nef
-from neuralef import DenseGram, FeatureGram
+from neuralef.gram import DenseGram, FeatureGram
 from neuralef.kernels import NTK, RBF, Coregional, Independent, Linear, Matern
 from neuralef.networks import SharedMLP, StackedMLP
 from neuralef.solvers.distill import Lesson
@@ -60,7 +58,7 @@ def assert_learnt(gram, spectrum, cosine=0.999, eigenvalues=2e-3):
 )
 def test_the_exact_functions_are_learnt(make):
     gram = make()
-    spectrum = distill(steps=400, batch_size=256).solve(gram)
+    spectrum = distill(steps=300, batch_size=128).solve(gram)
     assert_learnt(gram, spectrum)
     assert spectrum.solver["name"] == "Distill"
 
@@ -84,16 +82,16 @@ def test_lessons_are_the_points_and_their_copies_with_the_teachers_weighted_func
     gram = RBF().gram(points(20))
     teacher = nef.Nystrom(5).solve(gram)
     solver = distill(teacher=teacher, augment=normal, copies=2, weighting=1.0, seed=4)
-    lessons = solver.lessons(gram)
+    lessons = solver.targets(gram)
     generator = torch.Generator().manual_seed(4)
     x = torch.cat([gram.x, normal(gram.x, generator), normal(gram.x, generator)])
     assert torch.equal(lessons.x, x)
     weights = (teacher.eigenvalues / teacher.eigenvalues[0]).sqrt()
     torch.testing.assert_close(lessons.phi, (teacher(x) * weights).detach())
-    often = dataclasses.replace(solver, repeats=3).lessons(gram)  # the Gram's own points come first
+    often = dataclasses.replace(solver, repeats=3).targets(gram)  # the Gram's own points come first
     assert torch.equal(often.x, torch.cat([gram.x, gram.x, lessons.x]))
     assert torch.equal(often.phi[: 3 * len(gram)], lessons.phi[: len(gram)].repeat(3, 1))
-    alone = distill(teacher=teacher, copies=2).lessons(gram)  # nothing to make copies with
+    alone = distill(teacher=teacher, copies=2).targets(gram)  # nothing to make copies with
     assert torch.equal(alone.x, gram.x)
     torch.testing.assert_close(alone.phi, teacher(gram.x).detach())
 
@@ -133,7 +131,7 @@ def test_a_network_may_have_fewer_or_more_functions_than_the_teacher(functions):
     gram = RBF().gram(line(64))
     teacher = nef.Nystrom(K + 2).solve(gram)
     network = SharedMLP(1, functions, normalize=False, seed=0).double()
-    spectrum = distill(teacher=teacher, steps=300).solve(gram, network)
+    spectrum = distill(teacher=teacher, steps=200).solve(gram, network)
     assert_learnt(gram, spectrum, cosine=0.98, eigenvalues=0.02)
     assert len(spectrum.history[-1]["eigenvalues"]) == functions
     assert spectrum.history[-1]["eigenvalues"][K + 2 :] == [0.0] * max(0, functions - K - 2)
@@ -236,7 +234,7 @@ def test_teachers_that_cannot_teach_are_refused():
         distill(teacher=nef.Nystrom(2).solve(gram))
     for kernel in (Independent(RBF(), RBF()), Coregional(RBF(), torch.eye(2))):
         other = nef.Nystrom(K).solve(kernel.gram(x))
-        with pytest.raises(ValueError, match="differ in their outputs"):
+        with pytest.raises(ValueError, match="the Gram one output"):
             distill(teacher=other).solve(gram)
     for bad, says in ((points(N, 3), "have shape"), (x.float(), "differ in dtype")):
         with pytest.raises(ValueError, match=says):
@@ -265,3 +263,9 @@ def test_a_teacher_of_lower_rank_teaches_what_there_is():
     with pytest.warns(UserWarning, match="found 2 eigenpairs of the 3 asked for"):
         spectrum = distill(steps=200).solve(gram)
     assert spectrum.rank == 2
+
+
+def test_an_augmentation_that_works_in_place_is_refused():
+    gram = RBF().gram(points(30))
+    with pytest.raises(ValueError, match="in place"):
+        nef.Distill(2, steps=5, augment=lambda x, generator: x.add_(1.0)).solve(gram)

@@ -1,237 +1,154 @@
-"""Means of functions, weights in any memory format, and records that travel by file."""
+"""Records of a training's functions, and their kernel."""
 
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
-from models import images
+from recordings import network, recorded, shake, steps
 from torch import nn
 from truth import points
 
-from neuralef.networks import ResNet
 from neuralef.serialization.files import read_tensors, write_tensors
-from neuralef.trajectory.moments import WeightMoments, put_weights, weights_of
+from neuralef.trajectory.moments import refresh_statistics
 from neuralef.trajectory.recorder import MeanRecorder, TrajectoryRecorder
 from neuralef.trajectory.swag import SWA, SWAG
 
 KIND = "neuralef test 1"
 
 
-def network(seed=0, dtype=torch.float32):
-    torch.manual_seed(seed)
-    layers = nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)
-    return nn.Sequential(*layers).to(dtype)
+@pytest.mark.parametrize("independent", [True, False])
+def test_the_kernel_is_the_covariance_of_the_functions(independent):
+    recorder, functions, _ = recorded()
+    gap = functions - functions.mean(0)
+    kernel = recorder.gram(independent).to_dense()
+    if independent:
+        truth = torch.einsum("mnc,mkc->cnk", gap, gap) / len(gap)
+    else:
+        flat = gap.flatten(1)
+        truth = flat.T @ flat / len(gap)
+    torch.testing.assert_close(kernel.reshape(truth.shape), truth)
+    torch.testing.assert_close(recorder.mean(), functions.mean(0))
 
 
-def steps(model, count, seed=0):
-    """Walk through weights, in the order of their indices, whatever their memory format."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        with torch.no_grad():
-            for value in model.parameters():
-                value += 0.1 * torch.randn(value.shape, generator=generator).to(value)
-        yield
-
-
-# The mean of functions
-
-
-def test_the_mean_is_the_plain_mean_of_the_functions():
-    model, x = network(), points(30, dtype=torch.float32)
-    recorder, functions = MeanRecorder(model, x), []
-    for _ in steps(model, 11):
-        recorder.record()
-        functions.append(copy.deepcopy(model).double().eval()(x.double()).detach())
-        truth = torch.stack(functions).mean(0)
-        torch.testing.assert_close(recorder.mean().double(), truth, rtol=1e-5, atol=1e-5)
-    assert recorder.count == 11
-
-
-def test_parts_of_the_points_take_turns():
-    model, x = network(), points(31, dtype=torch.float32)
-    recorder, functions = MeanRecorder(model, x, parts=3), []
-    for number, _ in enumerate(steps(model, 8)):
-        recorder.record()
-        functions.append(copy.deepcopy(model).eval()(x).detach())
-        if number == 4:  # amid a turn
-            state = recorder.state_dict()
-            recorder = MeanRecorder(model, x, parts=3)
-            recorder.load_state_dict(state)
-    assert [part.stop - part.start for part in recorder.parts] == [10, 10, 11]
-    for position, part in enumerate(recorder.parts):
-        truth = torch.stack(functions[position::3])[:, part].mean(0)
-        torch.testing.assert_close(recorder.mean()[part], truth)
-
-
-@pytest.mark.parametrize("batch_size", [1, 7, 30, 1000])
-def test_the_mean_does_not_depend_on_the_batches(batch_size):
-    model, x = network(), points(30, dtype=torch.float32)
-    recorder = MeanRecorder(model, x, batch_size=batch_size)
-    recorder.record()
-    truth = copy.deepcopy(model).eval()(x).detach()
-    torch.testing.assert_close(recorder.mean(), truth)
-
-
-def test_a_model_of_one_number_a_point_has_a_mean_too():
-    model = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
-    recorder = MeanRecorder(model, points(5, dtype=torch.float32))
-    recorder.record()
-    assert recorder.mean().shape == (5,)
-
-
-def test_a_mean_goes_on_from_its_state():
-    x = points(30, dtype=torch.float32)
+def test_the_model_is_left_in_its_mode_and_seen_in_eval():
     model = network()
-    whole = MeanRecorder(model, x)
-    for number, _ in enumerate(steps(model, 9)):
-        whole.record()
-        if number == 3:
-            state = whole.state_dict()
-            resumed = MeanRecorder(model, x)
-            resumed.load_state_dict(state)
-        elif number > 3:
-            resumed.record()
-    assert resumed.count == whole.count == 9
-    assert torch.equal(resumed.mean(), whole.mean())
-    assert int(state["count"]) == 4  # a state is what it was when it was taken
-    fresh = MeanRecorder(model, x)
-    fresh.load_state_dict(state)
-    assert not torch.equal(fresh.mean(), whole.mean())
-
-
-def test_a_mean_leaves_the_model_in_its_mode_and_sees_it_in_eval():
-    model = network().train()
+    model.train()
     model[2].eval()
-    before = copy.deepcopy(model.state_dict())
-    x = points(30, dtype=torch.float32)
-    recorder = MeanRecorder(model, x)
+    recorder = TrajectoryRecorder(model, points(20), 2)
+    before = model[1].running_mean.clone()
     recorder.record()
-    assert [part.training for part in model.modules()] == [True, True, True, False, True]
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    assert not torch.allclose(recorder.mean(), model(x))
-    assert not recorder.mean().requires_grad
+    assert [part.training for part in model] == [True, True, False, True]
+    assert torch.equal(model[1].running_mean, before)
+    truth = copy.deepcopy(model).eval()(points(20)).detach()
+    torch.testing.assert_close(recorder.values[0], truth)
 
 
-def test_a_model_that_fails_is_left_in_its_mode():
-    model = network().train()
-    recorder = MeanRecorder(model, points(30, dtype=torch.float32))
-    recorder.x = points(30, dimensions=3, dtype=torch.float32)
-    with pytest.raises(RuntimeError):
-        recorder.record()
-    assert all(part.training for part in model.modules())
-    assert recorder.count == 0
-
-
-# Weights
-
-
-def pair():
-    """One network in two memory formats."""
-    plain = ResNet(8, 4, outputs=3, seed=0).double()
-    other = copy.deepcopy(plain).to(memory_format=torch.channels_last)
-    assert any(not value.is_contiguous() for value in other.parameters())
-    return plain, other
-
-
-def formats(model):
-    return [value.stride() for value in model.parameters()]
-
-
-def test_weights_come_in_the_order_of_their_indices():
-    plain, other = pair()
-    truth = torch.cat([value.detach().contiguous().flatten() for value in plain.parameters()])
-    assert torch.equal(weights_of(plain), truth)
-    assert torch.equal(weights_of(other), truth)
-
-
-@pytest.mark.parametrize("which", [0, 1], ids=["contiguous", "channels_last"])
-def test_weights_go_where_they_came_from(which):
-    model = pair()[which]
-    before, kept = formats(model), [value.detach().clone() for value in model.parameters()]
-    weights = weights_of(model).clone()
-    put_weights(model, torch.randn_like(weights))
-    assert not torch.equal(weights_of(model), weights)
-    put_weights(model, weights)
-    for value, truth in zip(model.parameters(), kept, strict=True):
-        assert torch.equal(value, truth)
-    assert formats(model) == before
-    assert all(value.requires_grad for value in model.parameters())
-
-
-@pytest.mark.parametrize("change", [-1, 1])
-def test_weights_of_another_network_are_refused(change):
-    model, _ = pair()
-    with pytest.raises((RuntimeError, ValueError)):
-        put_weights(model, torch.zeros(len(weights_of(model)) + change))
-
-
-def moments_of_both(count=5):
-    found = []
-    for model in pair():
-        moments = WeightMoments(model, rank=3)
-        for _ in steps(model, count):
-            moments.update(model)
-        found.append(moments)
-    return found
-
-
-def test_moments_do_not_depend_on_the_memory_format():
-    plain, other = moments_of_both()
-    torch.testing.assert_close(other.mean, plain.mean)
-    torch.testing.assert_close(other.variance, plain.variance)
-    torch.testing.assert_close(other.deviations, plain.deviations)
-    assert float(plain.variance.min()) > 0
-
-
-def test_moments_keep_the_memory_format_through_their_state():
-    _, moments = moments_of_both()
-    model = pair()[1]
-    loaded = WeightMoments(model, rank=3)
-    loaded.load_state_dict(moments.state_dict())
-    assert formats(loaded.average.module) == formats(model)
-    assert torch.equal(loaded.mean, moments.mean)
-    for found in (moments, loaded):  # and both go on alike
-        walker = pair()[1]
-        for _ in steps(walker, 2, seed=7):
-            found.update(walker)
-    assert loaded.count == moments.count == 7
-    assert torch.equal(loaded.mean, moments.mean)
-    assert torch.equal(loaded.variance, moments.variance)
-    assert torch.equal(loaded.deviations, moments.deviations)
-
-
-def test_averages_do_not_depend_on_the_memory_format(tmp_path):
-    x, new = images(24, 3, 8), images(6, 3, 8, seed=1)
-    plain, other = (SWA.of(moments, x) for moments in moments_of_both())
-    assert formats(other.model) == formats(pair()[1])
-    torch.testing.assert_close(other.predict_proba(new), plain.predict_proba(new))
-    other.save(tmp_path / "swa")
-    loaded = SWA.load(tmp_path / "swa", pair()[0])
-    torch.testing.assert_close(loaded.predict_proba(new), plain.predict_proba(new))
-
-
-@pytest.mark.parametrize("diagonal", [True, False])
-def test_draws_of_weights_do_not_depend_on_the_memory_format(diagonal, tmp_path):
-    x, new = images(24, 3, 8), images(6, 3, 8, seed=1)
-    plain, other = (
-        SWAG(moments, x, draws=3, diagonal=diagonal, seed=2) for moments in moments_of_both()
+def test_batch_statistics_may_be_estimated_before_each_sample():
+    x = points(50)
+    model = network()
+    recorder = TrajectoryRecorder(
+        model, x, 1, dtype="float64", refresh=lambda m: refresh_statistics(m, x)
     )
-    for first, second in zip(plain._weights(), other._weights(), strict=True):
-        torch.testing.assert_close(second, first)
-    torch.testing.assert_close(other.sample(new), plain.sample(new))
-    assert formats(other.model) == formats(pair()[1])
-    other.save(tmp_path / "swag")
-    loaded = SWAG.load(tmp_path / "swag", pair()[0])
-    torch.testing.assert_close(loaded.sample(new), plain.sample(new))
+    recorder.record()
+    hidden = model[0](x).detach()
+    torch.testing.assert_close(model[1].running_mean, hidden.mean(0))
+    normed = (hidden - hidden.mean(0)) / (hidden.var(0) + model[1].eps).sqrt()
+    truth = model[3](torch.tanh(normed)).detach()
+    torch.testing.assert_close(recorder.values[0], truth)
 
 
-# Records
+def test_half_precision_is_centred_in_single(tmp_path):
+    """Values of 1000 that differ by 1: float16 holds them, but not their mean and its distance."""
+    model = nn.Linear(1, 1)
+    x = torch.ones(5, 1)
+    recorder = TrajectoryRecorder(model, x, 4, dtype="float16", path=tmp_path / "values.npy")
+    for value in (1000.0, 1001.0, 1002.0, 1004.0):
+        model.weight.data.fill_(value)
+        model.bias.data.zero_()
+        recorder.record()
+    gaps = torch.tensor([1000.0, 1001, 1002, 1004]) - 1001.75
+    phi = recorder.gram().phi
+    assert phi.dtype == torch.float16
+    torch.testing.assert_close(phi[0, 0].float(), gaps, rtol=1e-3, atol=1e-3)
 
 
-def recorded(path=None, count=5, **settings):
-    model = network(dtype=torch.float64)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_killed_recording_goes_on_without_losing_or_repeating(on_disk, tmp_path):
+    """The loop is killed after its checkpoint: what came later is recorded again, in its place."""
+    x = points(20)
+
+    def run(folder, stop=None, resume=None):
+        model, generator = network(), torch.Generator().manual_seed(0)
+        path = folder / "values.npy" if on_disk else None
+        recorder = TrajectoryRecorder(model, x, 9, dtype="float64", path=path)
+        start = 0
+        if resume is not None:
+            model.load_state_dict(resume["model"])
+            generator.set_state(resume["generator"])
+            recorder.load_state_dict(resume["recorder"])
+            start = resume["step"]
+        kept = None
+        for step in range(start, 9):
+            if step == stop:
+                return kept
+            shake(model, generator)
+            recorder.record()
+            recorder.collect()
+            if step == 3:
+                kept = copy.deepcopy({
+                    "model": model.state_dict(), "generator": generator.get_state(),
+                    "recorder": recorder.state_dict(), "step": 4,
+                })  # fmt: skip
+        return recorder
+
+    whole = run(tmp_path / "whole")
+    kept = run(tmp_path / "killed", stop=6)
+    resumed = run(tmp_path / "killed", resume=kept)
+    assert resumed.count == 9
+    assert torch.equal(resumed.values, whole.values)
+    assert torch.equal(resumed.weights.mean, whole.weights.mean)
+    assert torch.equal(resumed.weights.variance, whole.weights.variance)
+    assert torch.equal(resumed.weights.deviations, whole.weights.deviations)
+    if on_disk:
+        assert np.load(tmp_path / "killed" / "values.npy").shape == (9, 20, 3)
+
+
+def test_samples_are_evenly_spread():
+    recorder, functions, _ = recorded(9)
+    some = functions[[0, 4, 8]]
+    truth = (some - some.mean(0)).movedim(0, -1)
+    torch.testing.assert_close(recorder.gram(samples=3).phi, truth)
+
+
+def test_what_cannot_be_recorded_is_refused(tmp_path):
+    model, x = network(), points(5)
+    recorder = TrajectoryRecorder(model, x, 1)
+    with pytest.raises(ValueError, match="at least 2"):
+        recorder.gram()
+    recorder.record()
+    with pytest.raises(ValueError, match="full"):
+        recorder.record()
+    with pytest.raises(ValueError, match="dtype"):
+        TrajectoryRecorder(model, x, 1, dtype="int8")
+    with pytest.raises(ValueError, match="capacity"):
+        TrajectoryRecorder(model, x, 0)
+    TrajectoryRecorder(model, x, 3, path=tmp_path / "v.npy")
+    with pytest.raises(ValueError, match=r"holds float64 \(3, 5, 3\), this run needs"):
+        TrajectoryRecorder(model, x, 4, path=tmp_path / "v.npy")
+    many, _, _ = recorded(5)
+    with pytest.raises(ValueError, match="from 2 to 5"):
+        many.gram(samples=6)
+    with pytest.raises(ValueError, match="do not fit"):
+        recorder.load_state_dict(many.state_dict())
+    for make in (lambda: SWA.of(recorder.weights, x), lambda: SWAG(recorder.weights, x)):
+        with pytest.raises(ValueError, match=r"call collect\(\)"):
+            make()
+
+
+def started(path=None, count=5, **settings):
+    model = network()
     recorder = TrajectoryRecorder(model, points(20), 9, path=path, rank=3, **settings)
     for _ in steps(model, count):
         recorder.record()
@@ -243,7 +160,7 @@ def recorded(path=None, count=5, **settings):
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_record_survives_its_way_through_a_file(on_disk, dtype, tmp_path):
     path = tmp_path / "values.npy" if on_disk else None
-    recorder = recorded(path, dtype=dtype)
+    recorder = started(path, dtype=dtype)
     values = recorder.values[:5].clone()
     state = recorder.state_dict()
     assert all(isinstance(value, torch.Tensor) for value in state.values())
@@ -252,7 +169,7 @@ def test_a_record_survives_its_way_through_a_file(on_disk, dtype, tmp_path):
     header, found = read_tensors(tmp_path / "state", KIND)
     assert header == {"epoch": 3}
     assert found.keys() == state.keys()
-    fresh = recorded(path, count=0, dtype=dtype)
+    fresh = started(path, count=0, dtype=dtype)
     fresh.load_state_dict(found)
     assert fresh.count == 5
     assert torch.equal(fresh.values[:5], values)
@@ -264,7 +181,7 @@ def test_a_record_survives_its_way_through_a_file(on_disk, dtype, tmp_path):
 
 
 def test_a_state_is_not_changed_by_what_is_recorded_later():
-    recorder = recorded()
+    recorder = started()
     state = recorder.state_dict()
     kept = copy.deepcopy(state)
     for _ in steps(recorder.model, 2, seed=3):
@@ -277,7 +194,7 @@ def test_a_state_is_not_changed_by_what_is_recorded_later():
 
 
 def test_what_is_chosen_is_spread_evenly_and_never_twice():
-    recorder = recorded(count=2)
+    recorder = started(count=2)
     for count in range(2, 41):
         recorder.count = count
         assert recorder.chosen().tolist() == list(range(count))
@@ -296,7 +213,78 @@ def test_what_is_chosen_is_spread_evenly_and_never_twice():
 
 @pytest.mark.parametrize("samples", [1, 0, -2, 6, True, 2.0, math.nan, "3"])
 def test_other_numbers_of_samples_are_refused(samples):
-    recorder = recorded()
+    recorder = started()
     for ask in (recorder.chosen, lambda samples: recorder.gram(samples=samples)):
         with pytest.raises((TypeError, ValueError), match="samples must be"):
             ask(samples)
+
+
+def test_values_that_a_checkpoint_left_in_a_file_are_missed(tmp_path):
+    """A count without its values would be a kernel of zeros."""
+    path = tmp_path / "values.npy"
+    state = recorded(3, path=path)[0].state_dict()
+    for settings, problem in (
+        ({}, "pass its path"),
+        ({"path": tmp_path / "new.npy"}, r"new\.npy, which is gone"),
+    ):
+        fresh = TrajectoryRecorder(network(), points(20), 3, dtype="float64", rank=4, **settings)
+        with pytest.raises(ValueError, match=problem):
+            fresh.load_state_dict(state)
+
+
+def test_values_of_a_checkpoint_go_into_a_file_too(tmp_path):
+    whole = recorded(3)[0]
+    fresh = TrajectoryRecorder(
+        network(), points(20), 3, dtype="float64", rank=4, path=tmp_path / "values.npy"
+    )
+    fresh.load_state_dict(whole.state_dict())
+    assert torch.equal(fresh.values, whole.values)
+
+
+@pytest.mark.parametrize("kind", [TrajectoryRecorder, MeanRecorder])
+def test_a_function_that_cannot_be_kept_is_refused_when_it_is_recorded(kind):
+    model, settings = network(), {"capacity": 3} if kind is TrajectoryRecorder else {}
+    recorder = kind(model, points(20), **settings)
+    recorder.record()
+    with torch.no_grad():
+        model[3].bias[0] = float("inf")
+    with pytest.raises(ValueError, match="function 2 has NaN"):
+        recorder.record()
+    assert recorder.count == 1
+    assert recorder.mean().isfinite().all()
+
+
+def test_values_beyond_half_precision_are_refused():
+    model = nn.Linear(1, 1)
+    recorder = TrajectoryRecorder(model, torch.ones(4, 1), 2, dtype="float16")
+    model.weight.data.fill_(1e6)
+    with pytest.raises(ValueError, match="float16 cannot hold"):
+        recorder.record()
+
+
+def test_the_file_of_another_run_is_not_taken_over(tmp_path):
+    path = tmp_path / "values.npy"
+    recorded(3, path=path)
+    other = TrajectoryRecorder(network(), points(20), 3, dtype="float64", path=path)
+    with pytest.raises(ValueError, match="an earlier run"):
+        other.record()
+    path.write_text("something else")
+    with pytest.raises(ValueError, match=r"values\.npy is no file of recorded values"):
+        TrajectoryRecorder(network(), points(20), 3, dtype="float64", path=path)
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    state = recorded(3)[0].state_dict()
+    fresh = TrajectoryRecorder(network(), points(20), 3, dtype="float64", rank=2)
+    with pytest.raises(RuntimeError):
+        fresh.load_state_dict(state)
+    assert fresh.count == 0
+
+
+def test_arrays_and_dicts_are_points_too():
+    model, x = network(), points(20)
+    recorder = TrajectoryRecorder(model, x.numpy(), 2)
+    recorder.record()
+    torch.testing.assert_close(recorder.values[0], copy.deepcopy(model).eval()(x).detach())
+    recorder.collect()
+    assert SWA.of(recorder.weights, x.numpy()).predict_proba(x.numpy()).shape == (20, 3)

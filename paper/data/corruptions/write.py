@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_choice, check_count
-from neuralef.data.tables import write_table
+from neuralef.data import write_table
+from neuralef.report import check_writable, write_json
 from paper.data.corruptions.generate import check_frost, check_images, corrupt
 from paper.data.images import SEVERITIES
 from paper.data.sets import CORRUPTIONS
@@ -36,8 +37,6 @@ def write_corrupted(
     corruption's arrays depend on the seed alone, not on which others are made. Returns the folder.
     A folder with other arrays than those of these images and this seed is left alone.
     """
-    from neuralef.serialization.files import check_writable, write_json
-
     check_images(images)
     if len(images) == 0 or images.shape[2:] != (32, 32):
         raise ValueError(f"images must be (n, 3, 32, 32) with n > 0, got {tuple(images.shape)}")

@@ -12,7 +12,7 @@ from studies import blobs
 
 from neuralef.networks import ResNet
 from neuralef.posterior import tuning
-from neuralef.report.record import write_figure
+from neuralef.report import write_figure
 from neuralef.solvers import NeuralEF
 from paper import cases, laplace, tables
 from paper.cases import Plan
@@ -126,7 +126,7 @@ def run_study(kind, folder):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def studies(tmp_path_factory):
     """Each kind, run once when it is first asked for."""
     done = {}
@@ -139,7 +139,7 @@ def studies(tmp_path_factory):
     return get
 
 
-@pytest.fixture(scope="module", params=TINY)
+@pytest.fixture(scope="session", params=TINY)
 def study(request, studies):
     return studies(request.param)
 

@@ -1,0 +1,159 @@
+"""A Gram under a data measure: w_i for each point, or a block between its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuralef.checks import check_finite
+from neuralef.gram.base import Gram, RootGram
+
+# Points whose own c × c blocks are read off one dense block.
+POINTS_PER_BLOCK = 16
+
+
+class WeightedGram(Gram):
+    """κ under the measure (1/n) Σ_i w_i, as the symmetric operator W^½ K W^½ on W^½ψ.
+
+    Its pairs solve (1/n) Σ_i κ(x, x_i) w_i ψ(x_i) = μ ψ(x) with (1/n) Σ_i ψ(x_i)ᵀ w_i ψ(x_i) = 1.
+    Weights are (n,), at least 0, or positive semi-definite blocks (n, c, c) of joint outputs.
+
+    >>> from neuralef.kernels import RBF
+    >>> gram = RBF().gram(torch.randn(6, 2)).weighted(torch.arange(6))
+    >>> gram.to_dense().diagonal().round().tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    """
+
+    is_weighted = True
+
+    def __init__(self, gram: Gram, root: Tensor) -> None:
+        self.gram, self.root = gram, root  # W^½, (n,) or (n, c, c) in float64
+        self.x, self.layout, self.is_semidefinite = gram.x, gram.layout, gram.is_semidefinite
+        self.kernel, self.feature_map, self.tangent = gram.kernel, gram.feature_map, gram.tangent
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the Gram itself."""
+        return self.gram.dtype
+
+    @property
+    def precision(self) -> float:
+        """That of the Gram itself."""
+        return self.gram.precision
+
+    def rounding(self) -> Tensor:
+        """In proportion to κ itself."""
+        own = self.gram.mean_diagonal()
+        tiny = torch.finfo(own.dtype).tiny
+        return self.gram.rounding() * self.mean_diagonal() / own.clamp_min(tiny)
+
+    def __getitem__(self, index: Tensor | slice) -> Any:
+        return under(self.gram[index], self.root[index])
+
+    def alike(self, other: Gram) -> Gram:
+        """Another Gram of the same points under the same data measure."""
+        return under(other, self.root)
+
+    def weigh(self, rows: Tensor) -> Tensor:
+        """W^½ times folded values (g, r, k)."""
+        return _scaled(rows, self.root)
+
+    def values(self, rows: Tensor, eigenvalues: Tensor) -> Tensor:
+        """K W^½ û/(n μ), known where a weight is zero, too."""
+        return self.gram.product(self.weigh(rows)) / (len(self) * eigenvalues[:, None])
+
+    def product(self, rows: Tensor) -> Tensor:
+        """W^½ K W^½ on folded rows (g, r, k)."""
+        return self.weigh(self.gram.product(self.weigh(rows)))
+
+    def weighted(self, weights: Tensor) -> WeightedGram:
+        """A second measure is refused."""
+        raise ValueError("this Gram is weighted already: multiply the weights, and weigh it once")
+
+    def diagonal(self) -> Tensor:
+        """That of W^½ K W^½: (n,), or (n, c) for c outputs."""
+        if self.root.ndim == 1:
+            rows = self.fold(self.gram.diagonal()[..., None])
+            return self.unfold(self.weigh(self.weigh(rows)))[..., 0]
+        parts = [
+            self[start : start + POINTS_PER_BLOCK].to_dense().diagonal()
+            for start in range(0, len(self), POINTS_PER_BLOCK)
+        ]
+        return torch.cat(parts).reshape(len(self), -1)
+
+    def to_dense(self) -> Tensor:
+        """W^½ K W^½, in the layout of K."""
+        fold = self.layout.fold_block
+        left = self.weigh(fold(self.gram.to_dense()))
+        return self.layout.unfold_groups(self.weigh(left.mT).mT)
+
+
+class WeightedRootGram(WeightedGram, RootGram):
+    """The same of a Gram that has a root: W^½Φ is one of W^½ K W^½."""
+
+    gram: RootGram
+
+    def __init__(self, gram: RootGram, root: Tensor) -> None:
+        super().__init__(gram, root)
+        self.scale = gram.scale
+
+    @property
+    def features(self) -> int:
+        """The width f of Φ."""
+        return self.gram.features
+
+    def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """W^½Φ as folded (g, some rows, f) chunks."""
+        start = 0
+        for chunk in self.gram.chunks(dtype):
+            points = chunk.shape[1] // self.layout.per_point
+            yield _scaled(chunk, self.root[start : start + points])
+            start += points
+
+    def diagonal(self) -> Tensor:
+        """That of W^½ K W^½: (n,), or (n, c) for c outputs."""
+        return RootGram.diagonal(self)
+
+
+def under(gram: Gram, root: Tensor) -> WeightedGram:
+    """A Gram under the measure with the root W^½."""
+    return WeightedRootGram(gram, root) if isinstance(gram, RootGram) else WeightedGram(gram, root)
+
+
+def _scaled(rows: Tensor, root: Tensor) -> Tensor:
+    """Folded rows (g, r, k) times a root, (n,) or (n, c, c)."""
+    root = root.to(rows.dtype)
+    points = rows.reshape(len(rows), len(root), -1, rows.shape[-1])
+    if root.ndim == 1:
+        return (points * root[:, None, None]).reshape(rows.shape)
+    return torch.einsum("ncd,gndk->gnck", root, points).reshape(rows.shape)
+
+
+def measure_root(gram: Gram, weights: Tensor) -> Tensor:
+    """W^½ in float64, (n,) or (n, c, c); what is no measure is refused."""
+    n, c = len(gram), gram.layout.outputs
+    blocks = (n, c, c)
+    if tuple(weights.shape) != (n,) and (gram.independent or tuple(weights.shape) != blocks):
+        wanted = f"({n},)" if gram.independent else f"({n},) or {blocks}"
+        raise ValueError(f"weights must be {wanted}, got {tuple(weights.shape)}")
+    if weights.is_complex():
+        raise TypeError(f"weights must be real, got {weights.dtype}")
+    weights = weights.detach().double()
+    check_finite(weights, "weights")
+    largest = weights.abs().amax()
+    if weights.ndim == 1:
+        if bool((weights < 0).any()) or largest == 0:
+            raise ValueError(f"weights must not be negative, nor all zero: least {weights.min()}")
+        return weights.sqrt()
+    values, vectors = torch.linalg.eigh(weights)
+    if not torch.allclose(weights, weights.mT, rtol=0, atol=1e-9 * float(largest)):
+        raise ValueError("the blocks of weights must be symmetric")
+    if float(values.min()) < -1e-9 * float(largest) or largest == 0:
+        raise ValueError(
+            "the blocks of weights must be positive semi-definite and not all zero, the least "
+            f"eigenvalue is {float(values.min()):.3g}"
+        )
+    return (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT

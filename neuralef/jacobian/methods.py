@@ -1,0 +1,197 @@
+"""J(x) and J(x) V of any model, by several methods, and which of them are right for a model.
+
+All take a frozen model and the names of its parameters θ that J = ∂f(x)/∂θ is over.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, jvp, vmap
+
+from neuralef.jacobian.inspection import (
+    activations_at_once,
+    count,
+    differentiable,
+    full_precision,
+    trained,
+)
+from neuralef.jacobian.layers import layer_blocks, whole
+from neuralef.points import Points, each, in_double, outside_inference
+
+# Relative errors of methods that agree: in the model's own precision and, where layers may compute
+# in float32 whatever they are given, in float64.
+ALIKE, SAME = 0.3, 1e-5
+Weights = dict[str, Tensor]
+
+
+def weights_of(model: nn.Module, names: list[str]) -> Weights:
+    """The parameters by name, detached."""
+    return {name: model.get_parameter(name).detach() for name in names}
+
+
+def values_at(model: nn.Module, weights: Weights, x: Any) -> Tensor:
+    """f(x) at given weights, (n, c)."""
+    out = functional_call(model, weights, (x,))
+    return out[:, None] if out.ndim == 1 else out
+
+
+def layer_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor | None:
+    """J(x), (n, c, p), layer by layer, or None of a model that is not made of such layers."""
+    blocks = layer_blocks(model, names, x)
+    return None if blocks is None else whole(blocks, count(model, names))
+
+
+def vmap_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
+    """J(x) of any model that torch.func can differentiate."""
+
+    def one(weights: Weights, point: Any) -> Tensor:
+        return values_at(model, weights, each(point, lambda value: value[None]))[0]
+
+    known = dict(x) if isinstance(x, dict) else x  # vmap looks into no dicts but plain ones
+    with differentiable():
+        parts = vmap(jacrev(one), in_dims=(None, 0))(weights_of(model, names), known)
+    return torch.cat([parts[name].flatten(2) for name in names], dim=2)
+
+
+def loop_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
+    """J(x) by plain autograd, one output of one point at a time."""
+    rows = []
+    with trained(model, names) as weights:
+        for i in range(len(x)):
+            with torch.enable_grad():
+                outs = model(x[i : i + 1]).reshape(-1).unbind()
+            rows += [_gradient(value, weights) for value in outs]
+    return torch.stack(rows).unflatten(0, (len(x), -1))
+
+
+def _gradient(out: Tensor, weights: list[Tensor], u: Tensor | None = None) -> Tensor:
+    parts = torch.autograd.grad(out, weights, u, retain_graph=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
+FAST = {"layers": layer_jacobian, "vmap": vmap_jacobian}  # the faster one first
+
+
+@full_precision()
+@torch.inference_mode(False)
+def fastest_method(model: nn.Module, names: list[str], x: Points) -> str:
+    """The first of `FAST` that agrees with plain autograd at the points x, or else "loop".
+
+    A model may use a layer's weights elsewhere too, or keep them where torch.func cannot put
+    others in their place, as torch's recurrent layers do.
+    """
+    x = outside_inference(x)
+    with torch.no_grad():
+        true = loop_jacobian(model, names, x)
+        for method in FAST:
+            try:
+                if _agrees(method, model, names, x, true):
+                    return method
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                continue
+    warnings.warn(
+        f"torch.func cannot differentiate {type(model).__name__}: its Jacobians are made one point "
+        "and output at a time, which is slow",
+        stacklevel=2,
+    )
+    return "loop"
+
+
+def _agrees(method: str, model: nn.Module, names: list[str], x: Points, true: Tensor) -> bool:
+    """Whether a method gives what plain autograd does.
+
+    In float32 rounding puts a ReLU now and then on the other side of its kink, and then methods
+    that are all right differ: there they need be alike as a whole only, and the same in float64,
+    if the model runs in it.
+    """
+    found = FAST[method](model, names, x)
+    if found is None:
+        return False
+    if not _is_double(model, names) and bool((found - true).norm() <= ALIKE * true.norm()):
+        with suppress(Exception):  # whatever a model has against float64: nobody had asked for it
+            twin, x = copy.deepcopy(model).double(), in_double(x)
+            wide = FAST[method](twin, names, x)
+            return wide is not None and _close(wide, loop_jacobian(twin, names, x), SAME)
+    return _close(found, true, torch.finfo(true.dtype).eps ** 0.5)
+
+
+def _close(found: Tensor, true: Tensor, slack: float) -> bool:
+    return bool((found - true).abs().max() <= slack * true.abs().max())
+
+
+def _is_double(model: nn.Module, names: list[str]) -> bool:
+    return model.get_parameter(names[0]).dtype == torch.float64
+
+
+@full_precision()
+def by_columns(
+    model: nn.Module, names: list[str], x: Points, V: Tensor, epsilon: float | None = None
+) -> Tensor:
+    """J(x) V, (n, c, m), of V (p, m): `pushed` for some columns and some points at a time."""
+    column = partial(pushed, model, weights_of(model, names), epsilon=epsilon)
+    columns = vmap(column, in_dims=(None, 1), out_dims=-1)
+    budget = activations_at_once(model, x)
+    points = min(len(x), max(64, math.isqrt(budget)))
+    groups = V.split(max(1, budget // points), dim=1)
+    with differentiable():
+        parts = [torch.cat([columns(some, v) for v in groups], -1) for some in x.split(points)]
+    return torch.cat(parts)
+
+
+def pushed(
+    model: nn.Module, weights: Weights, x: Any, v: Tensor, epsilon: float | None = None
+) -> Tensor:
+    """J(x) v by a forward pass with the tangent v; with ε it is (f(x; θ + εv) − f(x; θ))/ε."""
+    parts = zip(weights, v.split([value.numel() for value in weights.values()]), strict=True)
+    tangent = {name: part.view(weights[name].shape) for name, part in parts}
+    function = partial(values_at, model, x=x)
+    if epsilon is None:
+        return jvp(function, (weights,), (tangent,))[1]
+    moved = {name: value + epsilon * tangent[name] for name, value in weights.items()}
+    return (function(moved) - function(weights)) / epsilon
+
+
+def reaches_all_weights(model: nn.Module, names: list[str], x: Points) -> bool:
+    """Whether forward-mode derivatives agree with plain autograd at the points x.
+
+    They put other weights in the place of the model's, which models in DataParallel refuse and a
+    model that has its weights from elsewhere as well does not notice.
+    """
+    # on some devices other weights of recurrent layers are not seen
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return False
+    try:
+        same = _is_dual(model, names, x)
+        if not same and not _is_double(model, names):  # rounding at a kink may be what differs
+            same = _is_dual(copy.deepcopy(model).double(), names, in_double(x))
+        return same
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever a model has against other weights, or against float64
+        return False
+
+
+@full_precision()
+@torch.inference_mode(False)
+def _is_dual(model: nn.Module, names: list[str], x: Points) -> bool:
+    """Whether u·(J v), forward, is (Jᵀu)·v, backward, for random u and v."""
+    x, generator = outside_inference(x), torch.Generator().manual_seed(0)
+    with trained(model, names) as weights, torch.enable_grad(), differentiable():
+        out = model(x)
+        u = torch.randn(out.shape, generator=generator).to(out)
+        gradient = _gradient(out, weights, u)
+    v = torch.randn(len(gradient), generator=generator).to(gradient)
+    with differentiable():
+        moved = pushed(model, weights_of(model, names), x, v).reshape(u.shape)
+    slack = 10 * torch.finfo(gradient.dtype).eps ** 0.5 * gradient.norm()
+    return bool(((moved * u).sum() - gradient @ v).abs() <= slack)

@@ -1,0 +1,119 @@
+"""k functions as one module: what a network gives, arranged by outputs, each at unit norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_count
+from neuralef.layout import Layout
+from neuralef.serialization import rebuildable
+
+
+def make_generator(seed: int | None) -> torch.Generator | None:
+    """A generator of its own for a seed; None, torch's global one, without."""
+    return None if seed is None else torch.Generator().manual_seed(seed)
+
+
+@rebuildable
+class L2BatchNorm(nn.Module):
+    """Divide each function by its root mean square over the batch (equation 13 of the paper).
+
+    σ_j² = (1/b) Σ_i Σ_c h_ijc² in training, one σ for each output where outputs are independent; a
+    moving average of it otherwise. There is no centring and nothing to learn.
+
+    >>> L2BatchNorm(3)(torch.randn(100, 3)).square().mean(0).round(decimals=4)
+    tensor([1., 1., 1.])
+    """
+
+    mean_square: Tensor
+    batches: Tensor
+
+    def __init__(
+        self, k: int, outputs: int = 1, independent: bool = False, momentum: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.k = check_count(k, "k")
+        self.outputs, self.independent, self.momentum = outputs, independent, momentum
+        shape = (outputs, k) if independent else (k,)
+        self.register_buffer("mean_square", torch.ones(shape))
+        self.register_buffer("batches", torch.tensor(0))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(n, k) or (n, c, k), normalised."""
+        h = h.to(self.mean_square.dtype)  # a network under autocast may give less
+        if not self.training:
+            return h / self.mean_square.sqrt()
+        squares = h.square().mean(0)
+        if h.ndim == 3 and not self.independent:
+            squares = squares.sum(0)
+        # A function that is zero on the whole batch stays zero instead of becoming NaN.
+        squares = squares.clamp_min(torch.finfo(h.dtype).tiny)
+        with torch.no_grad():
+            weight = torch.where(self.batches == 0, 1.0, self.momentum).to(h.dtype)
+            self.mean_square.lerp_(squares.detach(), weight)
+            self.batches += 1
+        return h / squares.sqrt()
+
+
+class Functions(nn.Module):
+    """A network that gives functions, and the module that normalises them."""
+
+    def __init__(self, network: nn.Module, normalization: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.normalization = normalization
+
+    def forward(self, x: Any) -> Tensor:
+        """(n, k), or (n, c, k) for c outputs."""
+        return self.normalization(self.functions(x))
+
+    def functions(self, x: Any) -> Tensor:
+        """The functions before their normalisation."""
+        return self.network(x)
+
+
+@rebuildable(fallback={"network": "network"})
+class Normalized(Functions):
+    """A network of the user's own, followed by `L2BatchNorm`.
+
+    >>> Normalized(nn.Linear(2, 3), L2BatchNorm(3))(torch.randn(100, 2)).shape
+    torch.Size([100, 3])
+    """
+
+    @classmethod
+    def rebuilt(cls, network: nn.Module, normalization: nn.Module) -> Normalized:
+        """Around a network that a user passes, who may pass what wraps it already."""
+        return network if isinstance(network, cls) else cls(network, normalization)
+
+
+class HeadFunctions(Functions):
+    """k functions out of networks that end in heads: k networks, or a `shared` one.
+
+    `make(stack, heads)` gives `stack` networks of so many heads each, (n, …) ↦ (n, stack·heads).
+    """
+
+    shared: ClassVar[bool] = True
+
+    def __init__(
+        self, make: Callable[[int, int], nn.Module], k: int, layout: Layout, normalize: bool
+    ) -> None:
+        k, outputs = check_count(k, "k"), check_count(layout.outputs, "outputs")
+        stack, heads = (1, outputs * k) if self.shared else (k, outputs)
+        norm = L2BatchNorm(k, outputs, layout.independent) if normalize else nn.Identity()
+        super().__init__(make(stack, heads), norm)
+        self.k, self.layout, self.normalize = k, layout, normalize
+        self.outputs, self.independent = outputs, layout.independent
+
+    def functions(self, x: Any) -> Tensor:
+        """The functions before their normalisation."""
+        return self.arrange(self.network(x))
+
+    def arrange(self, h: Tensor) -> Tensor:
+        """What the heads give, (n, stack·heads), as functions (n, k) or (n, c, k)."""
+        n, k, c = h.shape[0], self.k, self.outputs
+        h = h.reshape(n, c, k) if self.shared else h.reshape(n, k, c).mT
+        return h if self.layout.point else h[:, 0]

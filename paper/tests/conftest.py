@@ -1,0 +1,10 @@
+import pytest
+from laplace_studies import studies, study  # noqa: F401
+
+from paper.__main__ import app
+
+
+@pytest.fixture
+def reproduce(called):
+    """Call a study of the paper."""
+    return lambda *words: called(app, *words)

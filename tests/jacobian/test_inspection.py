@@ -1,0 +1,169 @@
+"""Models and points that have no NTK: refused with a message that says what to do."""
+
+import pytest
+import torch
+from models import Reader, mlp, sentences
+from torch import nn
+from truth import points
+
+from neuralef.gram import JacobianGram
+from neuralef.jacobian import inspection
+from neuralef.kernels import NNGP, NTK
+
+
+class Wrapped(nn.Module):
+    """A linear layer and what a function makes of its values."""
+
+    def __init__(self, function, outputs=2):
+        super().__init__()
+        self.linear, self.function = nn.Linear(3, outputs, dtype=torch.float64), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+def refused(model, says, x=None, error=ValueError):
+    """By every door."""
+    x = points(6, 3) if x is None else x
+    with pytest.raises(error, match=says):
+        JacobianGram(model, x)
+    for settings in ({}, {"samples": 2}, {"samples": 70}, {"samples": 4, "method": "jvp"}):
+        with pytest.raises(error, match=says):
+            NTK(model, **settings).gram(x)
+        with pytest.raises(error, match=says):
+            NTK(model, **settings)(x, x)
+
+
+def test_a_model_in_train_mode():
+    refused(mlp().train(), r"train mode: call model\.eval\(\)")
+    part = mlp()
+    part[1].train()
+    refused(part, r"train mode: call model\.eval\(\)")
+
+
+def test_a_batch_norm_without_running_statistics():
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    model = nn.Sequential(nn.Linear(3, 4), norm, nn.Linear(4, 1)).double().eval()
+    refused(model, "1 normalises by the statistics of the batch.*track_running_stats=True")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h: h - h.mean(0),
+        lambda h: h / h.norm(),
+        lambda h: torch.softmax(h, dim=0),
+        lambda h: h.flip(0),
+        lambda h: h.cumsum(0).flip(0),
+    ],
+    ids=["mean", "norm", "softmax", "order", "sum"],
+)
+def test_a_model_that_mixes_the_points_of_a_batch(function):
+    refused(Wrapped(function).eval(), "depends on the other points of its batch")
+
+
+def test_a_model_that_mixes_points_where_the_first_two_are_equal():
+    x = points(6, 3)
+    x[1] = x[0]
+    refused(Wrapped(lambda h: h - h.mean(0)).eval(), "depends on the other points", x)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda h: h[:, :, None], r"tensor \(n,\) or \(n, c\), got \(6, 2, 1\).*wrap it"),
+        (lambda h: h.sum(), r"got \(\).*wrap it"),
+        (lambda h: h.sum(0), r"must give a tensor \(n,\) or \(n, c\)|other points of its batch"),
+        (lambda h: h[:1], r"got \(1, 2\).*wrap it"),
+        (lambda h: (h, h), "got tuple.*wrap it"),
+        (lambda h: {"logits": h}, "got dict.*wrap it"),
+        (lambda h: None, "got NoneType.*wrap it"),
+    ],
+    ids=["three dimensions", "number", "summed", "one row", "tuple", "dict", "nothing"],
+)
+def test_outputs_of_a_wrong_shape(function, says):
+    refused(Wrapped(function).eval(), says)
+
+
+def test_outputs_that_lose_their_dimension_with_one_point_of_a_batch():
+    refused(Wrapped(torch.squeeze, outputs=1).eval(), r"\(n,\) or \(n, c\), got \(\)")
+
+
+def test_outputs_that_are_not_finite():
+    model = mlp()
+    nn.init.constant_(model[0].weight, float("nan"))
+    refused(model, "NaN|finite")
+
+
+def test_points_of_another_dtype_than_the_model():
+    refused(mlp().float(), "float32.*float64|float64.*float32")
+
+
+def test_parameters_on_two_devices():
+    model = mlp()
+    model[2].to("meta")
+    refused(model, r"several devices: cpu, meta; move it to one with \.to")
+    buffer = mlp()
+    buffer.register_buffer("scale", torch.ones(1, device="meta"))
+    refused(buffer, "several devices")
+
+
+def test_points_on_another_device_than_the_model():
+    refused(mlp().to("meta"), "the model is on meta, the points are on cpu")
+    refused(Reader().eval().to("meta"), "the model is on meta", sentences(4))
+
+
+def test_no_trainable_parameters():
+    refused(mlp().requires_grad_(False), "no parameter of the model requires gradients")
+    refused(nn.Flatten().eval(), "no parameter of the model requires gradients")
+
+
+def test_what_is_no_model():
+    refused(torch.tanh, "model must be a torch module", error=TypeError)
+
+
+def test_points_that_are_no_points():
+    for x, says in (
+        (torch.zeros(0, 3), "x is empty"),
+        (torch.zeros(3), "one point per row"),
+        (torch.full((4, 3), torch.nan), "NaN"),
+        ({}, "empty dict"),
+    ):
+        refused(mlp(), says, x)
+
+
+@pytest.mark.parametrize("amount", [1e-2, 1e-4])
+def test_a_model_that_mixes_points_a_little_is_refused(amount):
+    class Mixing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.layer(x + amount * x.mean(0))
+
+    x = points(9, 3)
+    with pytest.raises(ValueError, match="depends on the other points"):
+        NTK(Mixing().double().eval()).gram(x)
+    with pytest.raises(ValueError, match="depends on the other points"):
+        NNGP(Mixing, 5).gram(x)
+
+
+def test_the_newer_names_of_precision_are_respected(monkeypatch):
+    """On a GPU the older flags cannot be read once the newer ones were set."""
+
+    class Older:
+        @property
+        def allow_tf32(self):
+            raise RuntimeError("mix of the legacy and new APIs")
+
+    class Newer:
+        fp32_precision = "tf32"
+
+    class Family:
+        conv = Newer()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with inspection._no_tf32(Older(), Family, "conv"):
+        assert Family.conv.fp32_precision == "ieee"
+    assert Family.conv.fp32_precision == "tf32"

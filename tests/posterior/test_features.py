@@ -1,0 +1,123 @@
+"""The features of a model and its head."""
+
+import copy
+
+import pytest
+import torch
+from posteriors import NEW, QUICK, X, Y, fixed, labels, mlp, normed
+from torch import nn
+from truth import points
+
+import neuralef as nef
+from neuralef.laplace import LinearizedLaplace
+from neuralef.networks import ActivationHead
+
+
+def test_a_head_on_the_model_takes_one_pass_of_it():
+    model, x, new = mlp(), points(60), points(9, seed=1)
+    solver = nef.NeuralEF(k=3, steps=5, batch_size=32)
+    posterior = LinearizedLaplace(model, solver=solver, samples=32).fit([(x, labels(60))])
+    calls = []
+    for part in (model, posterior.spectrum.network.activations.model):
+        part.register_forward_hook(lambda *_: calls.append(1))
+    found = posterior.predict(new)
+    assert len(calls) == 1
+    features = posterior.spectrum.features(new).detach() @ posterior.basis
+    truth = (features * posterior.weights().variances) @ features.mT
+    torch.testing.assert_close(found.covariance, truth)
+    torch.testing.assert_close(found.mean, model(new).detach())
+
+
+def test_a_head_on_another_model_is_not_taken_for_this_one():
+    model, x, new = mlp(), points(60), points(9, seed=1)
+    head = nef.networks.ActivationHead(mlp(seed=1), 5, outputs=3, seed=0)
+    solver = nef.NeuralEF(k=3, steps=5, batch_size=32)
+    posterior = LinearizedLaplace(model, solver=solver, network=head, samples=32)
+    posterior.fit([(x, labels(60))])
+    torch.testing.assert_close(posterior.predict(new).mean, model(new).detach())
+
+
+class OwnHead(ActivationHead):
+    """It does more than a head does, with weights of its own."""
+
+    def __init__(self, *given, **settings):
+        super().__init__(*given, **settings)
+        self.more = nn.Linear(2, 3, dtype=torch.float64)
+
+    def forward(self, x):
+        return super().forward(x) + self.more(x)[..., None]
+
+
+def test_what_a_head_of_ones_own_does_counts(tmp_path):
+    def make():
+        torch.manual_seed(0)
+        head = OwnHead(mlp(), 6, outputs=3, normalize=False, seed=0)
+        head.standardize(X)
+        return head
+
+    head = make()
+    before = head.more.weight.detach().clone()
+    posterior = LinearizedLaplace(
+        mlp(), solver=QUICK, network=head, prior_variance=1.0, temperature=1.0
+    ).fit([(X, Y)])
+    assert not torch.equal(head.more.weight, before)
+    truth = posterior.features.scaled(posterior.spectrum(NEW))
+    torch.testing.assert_close(posterior.features(NEW)[1], truth)
+    posterior.save(tmp_path / "p.safetensors")
+    with pytest.raises(ValueError, match=r"load\(path, model, network=…\)"):
+        LinearizedLaplace.load(tmp_path / "p.safetensors", mlp())
+    loaded = LinearizedLaplace.load(tmp_path / "p.safetensors", mlp(), make())
+    torch.testing.assert_close(loaded.predict_proba(NEW), posterior.predict_proba(NEW))
+
+
+class Scaled(nn.Module):
+    """A buffer of it is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = mlp()
+        self.register_buffer("scale", torch.ones(3).double(), persistent=False)
+
+    def forward(self, x):
+        return self.model(x) * self.scale
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: [w.data.mul_(3) for w in model.parameters()],
+        lambda model: model.scale.mul_(5),
+        lambda model: model.scale.data.mul_(5),
+    ],
+)
+def test_changes_behind_the_back_are_seen(change):
+    model = Scaled().eval()
+    posterior = fixed(model, 5).fit([(X, Y)])
+    posterior.predict(NEW)
+    kept = copy.deepcopy(model.state_dict()), model.scale.clone()
+    change(model)
+    with pytest.raises(ValueError, match="weights have changed"):
+        posterior.predict(NEW)
+    model.load_state_dict(kept[0])
+    model.scale.copy_(kept[1])
+    posterior.predict(NEW)  # it is again what it was
+
+
+def test_a_model_that_has_changed_since_fit_is_refused(tmp_path):
+    model, new = normed(), points(4)
+    posterior = fixed(model, 5).fit([(points(60), labels(60))])
+    model.train()
+    with pytest.raises(ValueError, match="train mode"):
+        posterior.predict(new)
+    with pytest.raises(ValueError, match="train mode"):
+        posterior.fit([(points(60), labels(60))])
+    model.eval()
+    before = posterior.predict(new).covariance
+    with torch.no_grad():
+        model.last.bias.add_(1.0)
+    for ask in (lambda: posterior.predict(new), lambda: posterior.save(tmp_path / "p")):
+        with pytest.raises(ValueError, match="weights have changed"):
+            ask()
+    with torch.no_grad():
+        model.last.bias.sub_(1.0)
+    torch.testing.assert_close(posterior.predict(new).covariance, before)

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+import torch
+from cases import POINTS, K, Sine
+from torch import nn
+from truth import assert_same_file, points
+
+import neuralef as nef
+from neuralef.kernels import RBF, Centered, Coregional, Function, Independent, Linear, Matern
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RBF([0.5, 2.0]),
+        lambda: RBF(torch.tensor([0.5, 2.0])),
+        lambda: RBF(np.array([0.5, 2.0])),
+        lambda: RBF(np.float32(0.5)),
+        lambda: 2.0 * RBF() + Matern(2.5) * Linear(),
+        lambda: Centered(RBF(0.7), points(9)),
+        lambda: Coregional(RBF(), torch.eye(2)),
+        lambda: Coregional(RBF(), np.eye(2)),
+        lambda: Independent(RBF(), 3.0 * Matern()),
+    ],
+    ids=[
+        "list",
+        "tensor",
+        "array",
+        "numpy number",
+        "composed",
+        "centred",
+        "joint",
+        "joint array",
+        "independent",
+    ],
+)
+def test_kernels_of_our_own_are_rebuilt(make, tmp_path):
+    x = points(POINTS)
+    spectrum = nef.Nystrom(K).solve(make().gram(x))
+    spectrum.save(tmp_path / "s")
+    assert_same_file(spectrum, nef.load(tmp_path / "s"), x)
+
+
+def test_trained_hyper_parameters_are_saved(tmp_path):
+    kernel = RBF(1.0)
+    with torch.no_grad():
+        kernel.log_lengthscale += 0.3
+    x = points(POINTS)
+    spectrum = nef.Nystrom(K).solve(kernel.gram(x))
+    spectrum.save(tmp_path / "s")
+    loaded = nef.load(tmp_path / "s")
+    assert loaded.network.kernel.lengthscale == kernel.lengthscale
+    assert_same_file(spectrum, loaded, x)
+
+
+def test_a_network_of_the_users_own_is_passed_to_load(tmp_path):
+    x = points(POINTS)
+    spectrum = nef.NeuralEF(K, steps=20).solve(RBF().gram(x), Sine())
+    spectrum.save(tmp_path / "s")
+    with pytest.raises(ValueError, match="network=…"):
+        nef.load(tmp_path / "s")
+    assert_same_file(spectrum, nef.load(tmp_path / "s", network=Sine()), x)
+    with pytest.raises(ValueError, match="does not fit"):
+        nef.load(tmp_path / "s", network=nn.Linear(2, 5, dtype=torch.float64))
+
+
+def test_a_kernel_of_the_users_own_is_passed_to_load(tmp_path):
+    x = points(POINTS)
+    kernel = Function(lambda a, b: torch.exp(-torch.cdist(a, b, p=1)))
+    spectrum = nef.Nystrom(K).solve(kernel.gram(x))
+    spectrum.save(tmp_path / "s")
+    with pytest.raises(ValueError, match="kernel=…"):
+        nef.load(tmp_path / "s")
+    assert_same_file(spectrum, nef.load(tmp_path / "s", kernel=kernel), x)
