@@ -190,6 +190,13 @@ def refinement_points(gram: Gram, limit: int, generator: torch.Generator) -> Gra
     return gram[index.sort().values.to(gram.device)]
 
 
+def rows_and_images(gram: Gram, network: nn.Module) -> tuple[Tensor, Tensor]:
+    """A network's functions ψ as rows of a Gram, and Kψ/m, in float64."""
+    rows = gram.weigh(gram.fold(evaluate(network, gram.x)).double())
+    with torch.no_grad():
+        return rows, gram.product(rows) / len(gram)
+
+
 def refine(gram: Gram, network: nn.Module, k: int) -> tuple[Tensor, Tensor, Tensor, int]:
     """Solve ΨᵀKΨ/m² v = μ ΨᵀΨ/m v on the m points of a Gram, through an orthonormal basis.
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice
 from neuralef.gram import Gram
 from neuralef.linalg import symmetric
-from neuralef.points import evaluate
-from neuralef.solvers.base import Cotangent, CotangentObjective, residual_norms
+from neuralef.solvers.base import Cotangent, CotangentObjective, residual_norms, rows_and_images
 from neuralef.solvers.trained import TrainedSolver
 
 
@@ -48,9 +47,7 @@ class NestedLoRA(TrainedSolver):
         self, gram: Gram, network: nn.Module, averages: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """f_j over its norm, in training order, with the squared norm as eigenvalue."""
-        f = gram.weigh(gram.fold(evaluate(network, gram.x)).double())
-        with torch.no_grad():
-            k_f = gram.product(f) / len(gram)
+        f, k_f = rows_and_images(gram, network)
         eigenvalues = f.square().sum(1)[:, : self.k] / len(gram)
         scale = eigenvalues.clamp_min(torch.finfo(f.dtype).tiny).rsqrt()
         rotation = torch.eye(f.shape[-1], self.k, dtype=f.dtype, device=f.device) * scale[:, None]

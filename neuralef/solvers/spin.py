@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from neuralef.gram import Gram
 from neuralef.linalg import symmetric, unit_lower_factor
 from neuralef.networks.mlp import StackedMLP
-from neuralef.points import evaluate
-from neuralef.solvers.base import CotangentObjective, Objective, residual_norms
+from neuralef.solvers.base import CotangentObjective, Objective, residual_norms, rows_and_images
 from neuralef.solvers.trained import TrainedSolver
 
 
@@ -62,9 +61,7 @@ class SpIN(TrainedSolver):
         self, gram: Gram, network: nn.Module, averages: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """L⁻¹u with the covariance of the points, in training order, and Λ_jj."""
-        u = gram.weigh(gram.fold(evaluate(network, gram.x)).double())
-        with torch.no_grad():
-            k_u = gram.product(u) / len(gram)
+        u, k_u = rows_and_images(gram, network)
         covariance, energy = u.mT @ u / len(gram), symmetric(u.mT @ k_u / len(gram))
         inverse = inverse_cholesky(symmetric(covariance))
         eigenvalues = (inverse @ energy @ inverse.mT).diagonal(dim1=-2, dim2=-1)[:, : self.k]

@@ -30,6 +30,7 @@ from neuralef.solvers.base import (
     refine,
     refinement_points,
     residual_norms,
+    rows_and_images,
 )
 from neuralef.spectrum import Spectrum
 from neuralef.training import Batches, Checkpoint, Step, autocast, joined, one_cycle, parted
@@ -75,14 +76,12 @@ class TrainedSolver(Solver):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self.schedule, "schedule", ("one-cycle", "constant"))
-        check_count(self.steps, "steps")
-        check_count(self.batch_size, "batch_size")
-        check_count(self.oversample, "oversample", least=0)
-        check_count(self.refine_points, "refine_points", least=self.k)
-        check_count(self.seed, "seed", least=0)
-        check_positive(self.learning_rate, "learning_rate")
-        check_positive(self.bandwidth, "bandwidth")
         check_choice(self.precision, "precision", ("float32", "bfloat16"))
+        counts = {"steps": 1, "batch_size": 1, "oversample": 0, "seed": 0, "refine_points": self.k}
+        for name, least in counts.items():
+            check_count(getattr(self, name), name, least)
+        for name in ("learning_rate", "bandwidth"):
+            check_positive(getattr(self, name), name)
         for name in ("refine", "capture", "progress"):
             if getattr(self, name) not in (True, False, None):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -108,9 +107,7 @@ class TrainedSolver(Solver):
         self, gram: Gram, network: nn.Module, averages: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Without refinement: the first k functions as training left them, and their residuals."""
-        psi = gram.weigh(gram.fold(evaluate(network, gram.x)).double())
-        with torch.no_grad():
-            k_psi = gram.product(psi) / len(gram)
+        psi, k_psi = rows_and_images(gram, network)
         rotation = torch.eye(psi.shape[-1], self.k, dtype=torch.float64, device=gram.device)
         rotation = rotation.expand(gram.groups, -1, -1)
         if gram.is_weighted:

@@ -1,0 +1,112 @@
+"""Rooms import in one direction: the order of layers, and what may reach up."""
+
+import ast
+from pathlib import Path
+
+import neuralef
+
+PACKAGE = Path(neuralef.__file__).parent
+# From the lowest to the highest; rooms of one line know nothing of each other.
+LAYERS = [
+    ["points"], ["checks", "warnings", "metrics", "layout"], ["memory"], ["linalg", "sketching"],
+    ["serialization"], ["data"], ["progress"], ["training"], ["modules"], ["jacobian"],
+    ["kernels"], ["gram"], ["networks"], ["extensions"], ["certificate"], ["spectrum"],
+    ["solvers"], ["posterior"], ["laplace", "trajectory"], ["report"], ["cli"],
+]  # fmt: skip
+RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
+# Methods for convenience that make something of a higher file: the only imports against the order.
+REACH_UP = {
+    "kernels.base: Kernel.gram": {"gram"},
+    "kernels.base: Kernel.centered": {"kernels.compose"},
+    "kernels.base: Kernel.__add__": {"kernels.compose"},
+    "kernels.base: Kernel.__mul__": {"kernels.compose"},
+    "kernels.ntk: NTK.gram": {"gram"},
+    "kernels.nngp: NNGP.gram": {"gram"},
+    "gram.base: Gram.weighted": {"gram.weighted"},
+    "laplace.laplace: LinearizedLaplace.save": {"laplace.saving"},
+    "laplace.laplace: LinearizedLaplace.load": {"laplace.saving"},
+}
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        if name not in ("__init__", "cli.__main__"):
+            yield name, ast.parse(path.read_text("utf-8"))
+
+
+def imported(tree):
+    """(where, module) of every import of the package: where is "" at the top of the file."""
+    found = []
+
+    def walk(node, where):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            where = "typing"  # for annotations alone: nothing is imported
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            where = f"{where}.{node.name}".lstrip(".")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "neuralef":
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found.extend((where, name.removeprefix("neuralef.")) for name in names)
+        for child in ast.iter_child_nodes(node):
+            walk(child, where)
+
+    walk(tree, "")
+    return found
+
+
+def of_a_file(name, files):
+    """The file that a dotted name lies in."""
+    while name not in files:
+        name = name.rpartition(".")[0]
+    return name
+
+
+TREES = dict(modules())
+
+
+def test_every_room_has_its_layer():
+    assert {name.split(".")[0] for name in TREES} == set(RANK)
+
+
+def test_no_import_goes_against_the_order_of_layers():
+    against = []
+    for name, tree in TREES.items():
+        room = name.split(".")[0]
+        for where, target in imported(tree):
+            other = target.split(".")[0]
+            if other == "__version__" or other == room:
+                continue
+            up = RANK[other] > RANK[room] or (RANK[other] == RANK[room])
+            allowed = REACH_UP.get(f"{name}: {where}", set())
+            if up and not any(target.startswith(start) for start in allowed):
+                for_types = where == "typing" and any(k.startswith(name) for k in REACH_UP)
+                against += [] if for_types else [f"{name} ({where or 'top'}) imports {target}"]
+    assert against == []
+
+
+def test_files_do_not_import_each_other_in_a_circle():
+    """Lazy imports included, but for those of `REACH_UP`."""
+    graph = {}
+    for name, tree in TREES.items():
+        graph[name] = {
+            of_a_file(target, TREES)
+            for where, target in imported(tree)
+            if where != "typing" and f"{name}: {where}" not in REACH_UP and target != "__version__"
+        } - {name}
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, f"a circle: {' → '.join([*path[path.index(name) :], name])}"
+        if name not in done:
+            path.append(name)
+            for other in graph[name]:
+                visit(other)
+            done.add(path.pop())
+
+    for name in graph:
+        visit(name)
+
+
+def test_what_reaches_up_is_still_there():
+    there = {f"{name}: {where}" for name, tree in TREES.items() for where, _ in imported(tree)}
+    assert set(REACH_UP) <= there
