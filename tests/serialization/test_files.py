@@ -90,7 +90,8 @@ def missing_tensors(path):
 
 
 def strange_header(path):
-    save_file({"a": torch.ones(1)}, path, {"format": "spectrum", "header": "{"})
+    ours = {"format": "neuralef", "version": "1", "kind": "spectrum"}
+    save_file({"a": torch.ones(1)}, path, ours | {"header": "{"})
 
 
 @pytest.mark.parametrize(
@@ -198,3 +199,26 @@ def test_a_file_of_ours_with_a_bad_header_is_refused(tmp_path, header):
     save_file(tensors, path, {"format": kind, "header": json.dumps(header)})
     with pytest.raises(ValueError, match=str(path)):
         nef.load(path)
+
+
+def test_a_file_written_anew_or_cut_off_leaves_a_loaded_spectrum_alone(tmp_path):
+    """What was loaded is a copy: not even another program's writing in place can reach it."""
+    path, x = tmp_path / "s", points(POINTS)
+    nef.Nystrom(K).solve(RBF().gram(x)).save(path)
+    spectrum = nef.load(path)
+    before = spectrum(x)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\xff" * 100)
+    assert torch.equal(spectrum(x), before)
+    with path.open("r+b") as file:
+        file.truncate(10)
+    assert torch.equal(spectrum(x), before)
+
+
+@pytest.mark.parametrize("version", ["0", "2"])
+def test_another_version_of_the_format_is_refused(tmp_path, version):
+    metadata = {"format": "neuralef", "version": version, "kind": "spectrum", "header": "{}"}
+    save_file({"a": torch.ones(1)}, tmp_path / "s", metadata)
+    with pytest.raises(ValueError, match=f"has version {version} of the format"):
+        nef.load(tmp_path / "s")

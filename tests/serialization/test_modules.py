@@ -6,7 +6,17 @@ from torch import nn
 from truth import assert_same_file, points
 
 import neuralef as nef
-from neuralef.kernels import RBF, Centered, Coregional, Function, Independent, Linear, Matern
+from neuralef.kernels import (
+    RBF,
+    Centered,
+    Coregional,
+    Function,
+    Independent,
+    Kernel,
+    Linear,
+    Matern,
+)
+from neuralef.serialization import rebuildable
 
 
 @pytest.mark.parametrize(
@@ -72,3 +82,23 @@ def test_a_kernel_of_the_users_own_is_passed_to_load(tmp_path):
     with pytest.raises(ValueError, match="kernel=…"):
         nef.load(tmp_path / "s")
     assert_same_file(spectrum, nef.load(tmp_path / "s", kernel=kernel), x)
+
+
+@rebuildable
+class Cosine(Kernel):
+    """A kernel in a file that no other file of the library knows."""
+
+    def __init__(self, frequency=1.0):
+        super().__init__()
+        self.frequency = frequency
+
+    def forward(self, x1, x2):
+        return torch.cos(self.frequency * (x1 - x2.T))
+
+
+@pytest.mark.parametrize("make", [Cosine, lambda: 2.0 * Cosine(3.0) + RBF()])
+def test_a_new_class_says_itself_how_it_is_read_back(make, tmp_path):
+    x = points(POINTS, 1)
+    spectrum = nef.Nystrom(2).solve(make().gram(x))
+    spectrum.save(tmp_path / "s")
+    assert torch.equal(nef.load(tmp_path / "s")(x), spectrum(x))
