@@ -10,7 +10,7 @@ import typer
 
 from neuralef.cli.fit import read_points
 from neuralef.cli.shared import Device, Json, check_device, finish
-from neuralef.data.tables import check_table_name, write_table
+from neuralef.data.tables import check_suffix, write_table
 from neuralef.serialization import check_writable
 from neuralef.spectrum import load
 
@@ -28,7 +28,7 @@ def transform(
 ) -> None:
     """Write the features of new points, whose inner products are the kernel."""
     check_device(device)
-    check_table_name(out)
+    check_suffix(out)
     check_writable(out.parent)
     spectrum = load(run / "spectrum.safetensors", device=device)
     x = read_points(data, array, spectrum.dtype, device)
