@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from neuralef.checks import check_choice
 from neuralef.cli import (
     Device,
     Json,
@@ -19,7 +20,9 @@ from neuralef.cli import (
     finish,
     opened_run,
     report_lines,
+    show_command,
 )
+from paper import tables
 
 # The studies, and the files that each can take.
 STUDIES: dict[str, tuple[str, ...]] = {
@@ -71,9 +74,6 @@ def command(study: str) -> Callable[..., None]:
         overwrite: Overwrite = False,
         show_json: Json = False,
     ) -> None:
-        from neuralef.checks import check_choice
-        from paper import tables
-
         given = {"data": data, "checkpoint": checkpoint}
         for name in (name for name, value in given.items() if value is not None):
             if name not in STUDIES[study]:
@@ -95,16 +95,7 @@ for study in STUDIES:
     app.command(study, help=ABOUT[study])(command(study))
 
 
-@app.command()
-def show(
-    run: Annotated[Path, typer.Argument(help="Folder that a study wrote.")], show_json: Json = False
-) -> None:
-    """Print the result of a study."""
-    from neuralef.report import read_result
-    from paper import tables
-
-    result = read_result(run)
-    finish(result, show_json, tables.any_result(result))
+app.command()(show_command(tables.TABLES))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from neuralef.cli.quadrature import legendre, quadrature_spectrum
 from neuralef.cli.shared import (
     Device,
     Json,
-    Out,
     Overwrite,
     Seed,
     check_device,
@@ -14,10 +13,11 @@ from neuralef.cli.shared import (
     finish,
     opened_run,
     report_lines,
-)
+    show_command,
+)  # fmt: skip
 
 __all__ = [
-    "PROBLEMS", "Device", "Json", "Out", "Overwrite", "Problem", "Seed", "check_device", "compare",
+    "PROBLEMS", "Device", "Json", "Overwrite", "Problem", "Seed", "check_device", "compare",
     "ended", "finish", "legendre", "main", "opened_run", "quadrature_spectrum", "report_lines",
-    "solve_quietly",
+    "show_command", "solve_quietly",
 ]  # fmt: skip

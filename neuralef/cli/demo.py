@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from neuralef.cli.shared import command, option
 from neuralef.kernels import RBF, Kernel, Polynomial
 from neuralef.metrics import eigenfunction_error
 from neuralef.report import figures, tables
-from neuralef.report.record import write_figure, write_result
+from neuralef.report.record import timed, write_figure, write_result
 from neuralef.solvers import NeuralEF, Nystrom, Solver
 from neuralef.spectrum import Spectrum
 
@@ -47,13 +46,10 @@ PROBLEMS = (
 
 
 def solve_quietly(solver: Solver, problem: Problem, x: Tensor) -> tuple[Spectrum, float]:
-    """The spectrum and the seconds; that the polynomial has rank 5 needs no warning each time."""
-    gram = problem.kernel.gram(x)
+    """The spectrum and its seconds; that the polynomial has rank 5 needs no warning each time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="found .* eigenpairs")
-        start = time.perf_counter()
-        spectrum = solver.solve(gram)
-        return spectrum, time.perf_counter() - start
+        return timed(solver.solve, problem.kernel.gram(x))
 
 
 def compare(
@@ -66,32 +62,23 @@ def compare(
     return eigenfunction_error(found, exact, weights)
 
 
-def solve_and_check(
-    problem: Problem, out: Path, device: str, seed: int, progress: bool | None
-) -> dict[str, Any]:
+def solve_and_check(problem: Problem, out: Path, device: str, seed: int) -> dict[str, Any]:
     """Train on N points, compare with the exact solution and the truth, save the spectrum."""
     nodes, weights = legendre(problem.low, problem.high)
     truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, K)
     x = problem.sample(N, seed)
     exact, exact_seconds = solve_quietly(Nystrom(K), problem, x)
-    solver = NeuralEF(K, seed=seed, progress=progress)
+    solver = NeuralEF(K, seed=seed)
     spectrum, seconds = solve_quietly(solver, problem, x.float().to(device))
     fresh = problem.kernel.gram(problem.sample(4 * N, seed + 1_000_000).float().to(device))
-    certificate = spectrum.certificate(fresh)
-    spectrum = spectrum.to("cpu")
+    certificate, spectrum = spectrum.certificate(fresh), spectrum.to("cpu")
     spectrum.save(out / f"{problem.name}.safetensors")
     grid = torch.linspace(problem.low, problem.high, 201, dtype=torch.float64)[:, None]
     with torch.no_grad():
         reference = truth(grid)
         found = spectrum(grid.float()).double()[:, : truth.k]
     found = found * (found * reference[:, : found.shape[1]]).sum(0).sign()
-    values = {"truth": truth, "sample": exact, "found": spectrum}
-    errors = {
-        "ours": compare(spectrum, exact, x),
-        "sampling": compare(exact, truth, nodes, weights),
-        "total": compare(spectrum, truth, nodes, weights),
-    }
-    curves = {"grid": grid[:, 0], "truth": reference.T, "found": found.T}
+    spectra = {"truth": truth, "sample": exact, "found": spectrum}
     return {
         "formula": problem.formula,
         "rank": spectrum.rank,
@@ -99,12 +86,20 @@ def solve_and_check(
         "seconds": seconds,
         "nystrom_seconds": exact_seconds,
         "solver": asdict(solver),
-        "eigenvalues": {name: value.eigenvalues.tolist() for name, value in values.items()},
-        "errors": {name: value.tolist() for name, value in errors.items()},
+        "eigenvalues": {name: each.eigenvalues.tolist() for name, each in spectra.items()},
+        "errors": {
+            "ours": compare(spectrum, exact, x).tolist(),
+            "sampling": compare(exact, truth, nodes, weights).tolist(),
+            "total": compare(spectrum, truth, nodes, weights).tolist(),
+        },
         "residuals": spectrum.residuals.tolist(),
         "explained_trace": spectrum.explained_trace.item(),
         "certificate": certificate.to_json(),
-        "curves": {name: value.tolist() for name, value in curves.items()},
+        "curves": {
+            "grid": grid[:, 0].tolist(),
+            "truth": reference.T.tolist(),
+            "found": found.T.tolist(),
+        },
     }
 
 
@@ -115,12 +110,9 @@ class Demo:
     seed: int = option("Seed of every random number.", 0)
 
 
-def run(settings: Demo, out: Path, device: str, progress: bool | None) -> dict[str, Any]:
+def run(settings: Demo, out: Path, device: str) -> dict[str, Any]:
     """The demo into the folder `out`: result.json, a figure, and the two spectra."""
-    measured = {
-        problem.name: solve_and_check(problem, out, device, settings.seed, progress)
-        for problem in PROBLEMS
-    }
+    measured = {p.name: solve_and_check(p, out, device, settings.seed) for p in PROBLEMS}
     config = {"k": K, "n": N, "seed": settings.seed}
     result = write_result(out, "demo", config=config, measured=measured, device=device)
     write_figure(out, "demo", figures.demo(result))

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -17,10 +17,13 @@ import torch
 import typer
 from rich.console import Console
 
+from neuralef.checks import check_choice
 from neuralef.progress import silence
 from neuralef.report.record import read_result
+from neuralef.report.tables import Lines, any_result
 from neuralef.serialization import check_writable
 
+Choices = Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]]  # and the options each takes
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
 Seed = Annotated[int, typer.Option(help="Seed of every random number.", min=0)]
@@ -40,39 +43,61 @@ def argument(help: str) -> Any:
     return dataclasses.field(metadata={"typer": typer.Argument(help=help)})
 
 
+def choose(settings: Any, what: str, choices: Choices) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What the option `what` names and the options given for it; those it does not take fail."""
+    name = getattr(settings, what)
+    check_choice(name, what, tuple(choices))
+    kind, takes = choices[name]
+    known = {option for _, names in choices.values() for option in names}
+    given = {key: getattr(settings, key) for key in known if getattr(settings, key) is not None}
+    for key in given.keys() - set(takes):
+        raise ValueError(f"{name} takes no --{key.replace('_', '-')}")
+    return kind, given
+
+
 def command(
     settings: Any,
-    run: Callable[..., dict[str, Any]],
-    lines: Callable[[dict[str, Any]], Iterable[Any]],
+    run: Callable[[Any, Path, str], dict[str, Any]],
+    lines: Lines,
     out: Any = Parameter.empty,
     again: str = "start again",
 ) -> Callable[..., None]:
     """The command whose options are the fields of a dataclass, with its docstring for help.
 
-    It calls run(settings, out, device, progress), and prints the lines of what comes back.
+    It calls run(settings, out, device), and prints the lines of what comes back.
     """
 
     def called(out: Path, device: str, overwrite: bool, show_json: bool, **given: Any) -> None:
         with opened_run(out, called.__name__, overwrite, again):
             check_device(device)
-            result = run(settings(**given), out, device, False if show_json else None)
+            result = run(settings(**given), out, device)
         finish(result, show_json, [*lines(result), f"written to {out}"])
 
-    kinds = get_type_hints(settings)
-    own = {
-        f.name: (Annotated[kinds[f.name], f.metadata["typer"]], f.default)
+    kinds, parameters = get_type_hints(settings), signature(settings).parameters
+    taken = {"out": (Out, out)} | {
+        f.name: (Annotated[kinds[f.name], f.metadata["typer"]], parameters[f.name].default)
         for f in dataclasses.fields(settings)
-    }
-    taken = {"out": (Out, out)} | own | SHARED
+    } | SHARED  # fmt: skip
     called.__signature__ = Signature([  # type: ignore[attr-defined]
-        Parameter(
-            name, Parameter.KEYWORD_ONLY, annotation=kind,
-            default=Parameter.empty if default is dataclasses.MISSING else default,
-        )
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
         for name, (kind, default) in taken.items()
     ])  # fmt: skip
     called.__name__, called.__doc__ = settings.__name__.lower(), settings.__doc__
     return called
+
+
+def show_command(tables: Mapping[str, Lines]) -> Callable[..., None]:
+    """The command that prints a result once more, by the tables of each kind of run."""
+
+    def show(
+        run: Annotated[Path, typer.Argument(help="Folder that a command wrote.")],
+        show_json: Json = False,
+    ) -> None:
+        """Print the result of a run."""
+        result = read_result(run)
+        finish(result, show_json, any_result(result, tables))
+
+    return show
 
 
 @contextmanager
@@ -81,13 +106,12 @@ def opened_run(
 ) -> Iterator[None]:
     """Refuse a folder that holds a result or cannot be written, before any work.
 
-    New ones in which nothing was written, because the work was refused, are gone afterwards. Who
-    interrupts it is told what repeating the command does.
+    If the work is refused, folders made for it are gone afterwards; who interrupts it is told what
+    repeating the command does.
     """
     if not overwrite and (folder / "result.json").exists():
-        # a demo or a benchmark may replace its own
-        kind = experiment if experiment in ("demo", "bench") else None
-        if kind is None or read_result(folder)["experiment"] != kind:
+        own = experiment in ("demo", "bench") and read_result(folder)["experiment"] == experiment
+        if not own:  # those replace their own, which cost little
             raise ValueError(
                 f"{folder} holds the result of an earlier run: choose another or pass --overwrite"
             )

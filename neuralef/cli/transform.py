@@ -35,6 +35,6 @@ def transform(
     with torch.no_grad():
         values = spectrum(x) if eigenfunctions else spectrum.features(x)
     write_table(out, values.cpu().numpy())
-    result = {"file": str(out), "shape": list(values.shape)}
-    rows, columns = result["shape"][0], result["shape"][1:]
-    finish(result, show_json, [f"{rows} points × {columns} features written to {out}"])
+    rows, *columns = values.shape
+    told = f"{rows} points × {columns} features written to {out}"
+    finish({"file": str(out), "shape": [rows, *columns]}, show_json, [told])

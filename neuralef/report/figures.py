@@ -41,39 +41,35 @@ def ladder(axes: Axes, grid: list[float], found: list[Any], truth: list[Any]) ->
     axes.set_yticks(range(1, len(found) + 1))
 
 
-def _by_pair(axes: Axes, lines: dict[str, tuple[list[float], str, dict[str, Any]]]) -> None:
-    """Positive values of every pair on a logarithmic axis: by their label, in their style."""
-    for label, (values, style, more) in lines.items():
-        places = range(1, len(values) + 1)
-        axes.semilogy(places, np.maximum(values, LEAST), style, label=label, **more)
-    axes.set_xticks(places)
-    axes.legend(frameon=False, fontsize=8)
-
-
 def demo(result: dict[str, Any]) -> Figure:
     """The two kernels of the demo: eigenfunctions, eigenvalues, and errors told apart."""
-    measured, n = result["measured"], result["config"]["n"]
     figure = Figure(figsize=(11, 7.2), layout="constrained")
     rows = figure.subplots(2, 3, gridspec_kw={"width_ratios": [1.7, 1, 1]})
-    open_circle = {"mfc": "none", "mec": "black", "ms": 9}
-    for (functions, values, errors), (name, case) in zip(rows, measured.items(), strict=True):
-        curves, found, off = case["curves"], case["eigenvalues"], case["errors"]
+    for (functions, values, errors), (name, case) in zip(
+        rows, result["measured"].items(), strict=True
+    ):
+        curves = case["curves"]
         panel(functions, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
         ladder(functions, curves["grid"], curves["found"], curves["truth"])
         panel(values, "eigenvalues", "j")
-        own = {"color": OURS, "ms": 8}
-        _by_pair(
-            values,
-            {"truth": (found["truth"], "o", open_circle), "found": (found["found"], ".", own)},
-        )
         panel(errors, "eigenfunction error 1 − |cos|", "j")
-        _by_pair(
-            errors,
-            {
-                "sampling error": (off["sampling"], "s-", {"color": "0.55", "ms": 5}),
-                "ours": (off["ours"], "o-", {"color": OURS, "ms": 5}),
-            },
-        )
+        for axes, key, label, look in (
+            (
+                values,
+                "eigenvalues",
+                "truth",
+                {"marker": "o", "ls": "", "c": "black", "mfc": "none"},
+            ),
+            (values, "eigenvalues", "found", {"marker": ".", "ls": "", "c": OURS}),
+            (errors, "errors", "sampling", {"marker": "s", "c": "0.55"}),
+            (errors, "errors", "ours", {"marker": "o", "c": OURS}),
+        ):
+            heights = np.maximum(case[key][label], LEAST)
+            places = range(1, len(heights) + 1)
+            axes.semilogy(places, heights, label=label, **look)
+            axes.set_xticks(places)
+            axes.legend(frameon=False, fontsize=8)
+    n = result["config"]["n"]
     told = f"Networks trained on {n} points (colour) and the exact eigenfunctions (dashed)"
     figure.suptitle(told, fontsize=12)
     return figure
@@ -84,10 +80,9 @@ def spectrum(result: dict[str, Any]) -> Figure:
     measured = result["measured"]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    places = range(1, len(measured["eigenvalues"]) + 1)
-    panel(left, "eigenvalues", "j").semilogy(
-        places, measured["eigenvalues"], "o-", color=OURS, ms=4
-    )
+    eigenvalues = measured["eigenvalues"]
+    places = range(1, len(eigenvalues) + 1)
+    panel(left, "eigenvalues", "j").semilogy(places, eigenvalues, "o-", color=OURS, ms=4)
     if certificate := measured.get("certificate"):
         low, high = (np.array(certificate[key], dtype=float) for key in ("low", "high"))
         left.vlines(places, low, high, color="black", lw=1.2, label="95 % on held-out points")
@@ -100,13 +95,10 @@ def spectrum(result: dict[str, Any]) -> Figure:
 
 def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:
     """Accuracy against confidence for each posterior; on the diagonal it knows what it knows."""
-    figure, panels = _panels(pictures)
-    for axes, (name, found) in zip(panels, pictures.items(), strict=False):
-        panel(axes, fill(name, WIDEST), "confidence", "accuracy")
-        shown = [i for i, share in enumerate(found["share"]) if share]
-        confidence = [found["confidence"][i] for i in shown]
-        accuracy = [found["accuracy"][i] for i in shown]
-        share = np.array([found["share"][i] for i in shown])
+    figure, panels = _panels(list(pictures), "confidence", "accuracy")
+    for axes, found in zip(panels, pictures.values(), strict=True):
+        bins = (found[key] for key in ("confidence", "accuracy", "share"))
+        confidence, accuracy, share = np.array([bin for bin in zip(*bins, strict=True) if bin[2]]).T
         axes.plot([0, 1], [0, 1], color="0.8", lw=1)
         axes.vlines(confidence, confidence, accuracy, color=OUTSIDE, lw=1.5, alpha=0.6)
         axes.scatter(confidence, accuracy, s=4 + 120 * share, color=INSIDE, zorder=3)
@@ -115,10 +107,9 @@ def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:
 
 
 def entropies(pictures: dict[str, dict[str, Any]], inside: str, outside: str) -> Figure:
-    """How unsure each posterior is of points like its data, and of foreign ones."""
-    figure, panels = _panels(pictures)
-    for axes, (name, found) in zip(panels, pictures.items(), strict=False):
-        panel(axes, fill(name, WIDEST), "predictive entropy", "density")
+    """The predictive entropy of each posterior at points like its data, and at OOD ones."""
+    figure, panels = _panels(list(pictures), "predictive entropy", "density")
+    for axes, found in zip(panels, pictures.values(), strict=True):
         edges = np.linspace(0, found["highest_entropy"], len(found["inside"]) + 1)
         for key, label, color in (("inside", inside, INSIDE), ("outside", outside, OUTSIDE)):
             if key in found:
@@ -142,11 +133,12 @@ def coverage(ways: dict[str, Any]) -> Figure:
     return figure
 
 
-def _panels(pictures: dict[str, Any]) -> tuple[Figure, list[Any]]:
-    columns = min(COLUMNS, len(pictures))
-    rows = -(-len(pictures) // columns)
+def _panels(titles: list[str], x: str, y: str) -> tuple[Figure, list[Axes]]:
+    columns = min(COLUMNS, len(titles))
+    rows = -(-len(titles) // columns)
     figure = Figure(figsize=(2.9 * columns, 2.6 * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels[len(pictures) :]:
+    for axes in panels[len(titles) :]:
         axes.set_axis_off()
-    return figure, panels
+    filled = (fill(title, WIDEST) for title in titles)
+    return figure, [panel(*each, x, y) for each in zip(panels, filled, strict=False)]

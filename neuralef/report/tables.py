@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rich import box
 from rich.table import Table
+
+Lines = Callable[[dict[str, Any]], Iterable[Table | str]]
 
 
 def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
@@ -109,9 +111,8 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     yield f"{chosen}, by {how}; fitted in {measured['fit_seconds']:.1f} s"
 
 
-def any_result(result: dict[str, Any]) -> Iterator[Table | str]:
+def any_result(result: dict[str, Any], tables: Mapping[str, Lines]) -> Iterator[Table | str]:
     """The tables of whatever run this is."""
-    tables = {"demo": demo, "fit": fit, "posterior": posterior}
     if result["experiment"] not in tables:
         raise ValueError(f"no table for a result of {result['experiment']!r}; use --json")
     yield from tables[result["experiment"]](result)

@@ -51,12 +51,15 @@ def test_every_machine_that_made_a_record_is_known_once(tmp_path):
     older.write_text(json.dumps({key: content[key] for key in content if key != "machines"}))
     with pytest.raises(ValueError, match=r"older\.json is damaged or too old"):
         Ledger(older, {}, HERE)  # its records lack more than that
-    machines = Ledger(path, {}, {"processor": "a third, which only looks"}).machines
-    assert machines == [HERE, THERE]
-    result = write_result(tmp_path, "laplace", config={}, measured={}, machines=machines)
-    assert result["environment"] == HERE | {"later sittings": [THERE]}
-    result = write_result(tmp_path, "laplace", config={}, measured={}, machines=[THERE])
-    assert result["environment"] == THERE
+    ledger = Ledger(path, {}, {"processor": "a third, which only looks"})
+    assert ledger.machines == [HERE, THERE]
+    for of, environment in (
+        (ledger, HERE | {"later sittings": [THERE]}),
+        (Ledger(tmp_path / "new.json", {}, THERE), THERE),
+    ):
+        made_on = of.environment
+        result = write_result(tmp_path, "laplace", config={}, measured={}, made_on=made_on)
+        assert result["environment"] == environment
 
 
 def test_seconds_that_are_written_stay_as_they_were(tmp_path):
