@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +10,7 @@ import typer
 from rich.table import Table
 
 import benchmarks
-from neuralef.cli import (
-    Device,
-    Json,
-    Overwrite,
-    check_device,
-    ended,
-    finish,
-    opened_run,
-    report_lines,
-)
+from neuralef.cli import Device, Json, Overwrite, ended, finish, opened_run, report_lines
 from neuralef.report import make_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -35,8 +25,7 @@ def bench_command(
     show_json: Json = False,
 ) -> None:
     """Measure speed as ratios in one run, the plain version beside ours."""
-    with nullcontext() if out is None else opened_run(out, "bench", overwrite):
-        check_device(device)
+    with opened_run(out, "bench", overwrite, device):
         result = benchmarks.run(only, device, out, report=report_lines(show_json))
     finish(result, show_json, bench(result))
 

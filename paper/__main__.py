@@ -15,7 +15,6 @@ from neuralef.cli import (
     Json,
     Overwrite,
     Seed,
-    check_device,
     ended,
     finish,
     opened_run,
@@ -82,8 +81,7 @@ def command(study: str) -> Callable[..., None]:
         check_choice(preset, "preset", tuple(module.PRESETS))
         folder = out or Path("runs") / f"{study}-{preset}"
         sources = {name: str(given[name]) if given[name] else None for name in STUDIES[study]}
-        with opened_run(folder, study, overwrite, again="go on where it can"):
-            check_device(device)
+        with opened_run(folder, study, overwrite, device, again="go on where it can"):
             report = report_lines(show_json)
             result = module.run(folder, preset, device, seed, report=report, **sources)
         finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])

@@ -8,16 +8,15 @@ from neuralef.cli.shared import (
     Json,
     Overwrite,
     Seed,
-    check_device,
     ended,
     finish,
     opened_run,
     report_lines,
     show_command,
-)  # fmt: skip
+)
 
 __all__ = [
-    "PROBLEMS", "Device", "Json", "Overwrite", "Problem", "Seed", "check_device", "compare",
-    "ended", "finish", "legendre", "main", "opened_run", "quadrature_spectrum", "report_lines",
-    "show_command", "solve_quietly",
+    "PROBLEMS", "Device", "Json", "Overwrite", "Problem", "Seed", "compare", "ended", "finish",
+    "legendre", "main", "opened_run", "quadrature_spectrum", "report_lines", "show_command",
+    "solve_quietly",
 ]  # fmt: skip

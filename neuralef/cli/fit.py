@@ -22,22 +22,15 @@ from neuralef.solvers.base import Solver
 from neuralef.solvers.trained import TrainedSolver
 
 KERNELS: Choices = {
-    "rbf": (RBF, ("lengthscale",)),
-    "matern": (Matern, ("nu", "lengthscale")),
-    "periodic": (Periodic, ("period", "lengthscale")),
-    "linear": (Linear, ()),
-    "polynomial": (Polynomial, ("degree", "bias")),
-    "mlpgp": (MLPGP, ("activation", "depth")),
-    "mlpntk": (MLPNTK, ("activation", "depth")),
-}
+    "rbf": RBF, "matern": Matern, "periodic": Periodic, "linear": Linear, "polynomial": Polynomial,
+    "mlpgp": MLPGP, "mlpntk": MLPNTK,
+}  # fmt: skip
+OF_KERNELS = ("lengthscale", "nu", "period", "degree", "bias", "activation", "depth")
 SOLVERS: Choices = {
-    "neuralef": (NeuralEF, ("steps", "batch_size")),
-    "spin": (SpIN, ("steps", "batch_size")),
-    "nestedlora": (NestedLoRA, ("steps", "batch_size")),
-    "nystrom": (Nystrom, ("landmarks",)),
-    "subspace": (Subspace, ()),
-    "random-features": (RandomFeatures, ("features",)),
-}
+    "neuralef": NeuralEF, "spin": SpIN, "nestedlora": NestedLoRA, "nystrom": Nystrom,
+    "subspace": Subspace, "random-features": RandomFeatures,
+}  # fmt: skip
+OF_SOLVERS = ("steps", "batch_size", "landmarks", "features")
 REFERENCE_POINTS = 2000  # for the automatic lengthscale and the means of a centred kernel
 CERTIFICATE_POINTS = 8192  # of the held-out points, at most
 
@@ -75,12 +68,12 @@ class Fit:
         check_choice(self.dtype, "dtype", ("float32", "float64"))
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out must be in [0, 1), got {self.held_out}")
-        choose(self, "kernel", KERNELS)
+        choose(self, "kernel", KERNELS, OF_KERNELS)
         self.make_solver()
 
     def make_kernel(self, x: Tensor) -> Kernel:
         """The kernel, its automatic choices made on the points x."""
-        kind, options = choose(self, "kernel", KERNELS)
+        kind, options = choose(self, "kernel", KERNELS, OF_KERNELS)
         if self.kernel in ("rbf", "matern"):
             options.setdefault("lengthscale", median_distance(x))
         kernel = kind(**options)
@@ -88,7 +81,7 @@ class Fit:
 
     def make_solver(self) -> Solver:
         """The solver."""
-        kind, options = choose(self, "solver", SOLVERS)
+        kind, options = choose(self, "solver", SOLVERS, OF_SOLVERS)
         return kind(self.k, seed=self.seed, **options)
 
 

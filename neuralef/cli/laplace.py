@@ -28,11 +28,7 @@ from neuralef.report.record import timed, write_figure, write_result
 from neuralef.report.tables import posterior as lines
 from neuralef.solvers import Distill, NeuralEF, Subspace
 
-SOLVERS: Choices = {
-    "neuralef": (NeuralEF, ("steps", "samples")),
-    "distill": (Distill, ("steps",)),
-    "exact": (Subspace, ()),
-}
+SOLVERS: Choices = {"neuralef": NeuralEF, "distill": Distill, "exact": Subspace}
 TAILS: dict[str, bool | str] = {"none": False, "exact": True, "learnt": "learnt"}
 Pair = tuple[Tensor, Tensor]
 Report = tuple[dict[str, Any], dict[str, Figure]]
@@ -177,9 +173,10 @@ def of_regression(posterior: LinearizedLaplace, model: nn.Module, test: Pair, se
 def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
     """Fit the posterior, save it in the folder `out`, and report how calibrated it is."""
     s = settings
-    kind, options = choose(s, "solver", SOLVERS)
-    samples = options.pop("samples", SAMPLES)
+    kind, options = choose(s, "solver", SOLVERS, ("steps",))
     solver = kind(s.k, seed=s.seed, **options)
+    if s.samples is not None and s.solver != "neuralef":
+        raise ValueError(f"only neuralef learns from samples: {s.solver} takes no --samples")
     check_choice(s.likelihood, "likelihood", LIKELIHOODS)
     check_choice(s.tail, "tail", tuple(TAILS))
     regression = s.likelihood == "regression"
@@ -191,7 +188,7 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
     outside = None if s.outside is None else read_points(s.outside, model)
     posterior = LinearizedLaplace(
         model, s.likelihood, solver, tail=TAILS[s.tail], predictive=s.predictive, seed=s.seed,
-        samples=samples,
+        samples=SAMPLES if s.samples is None else s.samples,
     )  # fmt: skip
     _, seconds = timed(lambda: posterior.fit([train], tune=tune and [tune]))
     posterior.save(out / "posterior.safetensors")

@@ -23,7 +23,7 @@ from neuralef.report.record import read_result
 from neuralef.report.tables import Lines, any_result
 from neuralef.serialization import check_writable
 
-Choices = Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]]  # and the options each takes
+Choices = Mapping[str, Callable[..., Any]]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
 Seed = Annotated[int, typer.Option(help="Seed of every random number.", min=0)]
@@ -43,16 +43,17 @@ def argument(help: str) -> Any:
     return dataclasses.field(metadata={"typer": typer.Argument(help=help)})
 
 
-def choose(settings: Any, what: str, choices: Choices) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """What the option `what` names and the options given for it; those it does not take fail."""
+def choose(
+    settings: Any, what: str, choices: Choices, options: tuple[str, ...]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What the option `what` names, with those given of its options; ones it does not take fail."""
     name = getattr(settings, what)
     check_choice(name, what, tuple(choices))
-    kind, takes = choices[name]
-    known = {option for _, names in choices.values() for option in names}
-    given = {key: getattr(settings, key) for key in known if getattr(settings, key) is not None}
-    for key in given.keys() - set(takes):
-        raise ValueError(f"{name} takes no --{key.replace('_', '-')}")
-    return kind, given
+    given = {key: getattr(settings, key) for key in options if getattr(settings, key) is not None}
+    for key in given:
+        if key not in signature(choices[name]).parameters:
+            raise ValueError(f"{name} takes no --{key.replace('_', '-')}")
+    return choices[name], given
 
 
 def command(
@@ -68,8 +69,7 @@ def command(
     """
 
     def called(out: Path, device: str, overwrite: bool, show_json: bool, **given: Any) -> None:
-        with opened_run(out, called.__name__, overwrite, again):
-            check_device(device)
+        with opened_run(out, called.__name__, overwrite, device, again):
             result = run(settings(**given), out, device)
         finish(result, show_json, [*lines(result), f"written to {out}"])
 
@@ -102,13 +102,17 @@ def show_command(tables: Mapping[str, Lines]) -> Callable[..., None]:
 
 @contextmanager
 def opened_run(
-    folder: Path, experiment: str, overwrite: bool, again: str = "start again"
+    folder: Path | None, experiment: str, overwrite: bool, device: str, again: str = "start again"
 ) -> Iterator[None]:
-    """Refuse a folder that holds a result or cannot be written, before any work.
+    """Refuse a device that is not there, and a folder with a result or that cannot be written.
 
     If the work is refused, folders made for it are gone afterwards; who interrupts it is told what
     repeating the command does.
     """
+    check_device(device)
+    if folder is None:  # nothing is written
+        yield
+        return
     if not overwrite and (folder / "result.json").exists():
         own = experiment in ("demo", "bench") and read_result(folder)["experiment"] == experiment
         if not own:  # those replace their own, which cost little

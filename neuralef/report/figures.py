@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 OURS, OTHER = "#1b6ca8", "#d1495b"
 INSIDE, OUTSIDE = OURS, OTHER
-LEAST = 1e-12  # smaller errors are drawn there
 KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
 COLUMNS = 4  # panels in a row
 WIDEST = 32  # letters of a name over a panel before it takes another line
@@ -32,46 +32,40 @@ def ladder(axes: Axes, grid: list[float], found: list[Any], truth: list[Any]) ->
     """Eigenfunctions one above the other, the first lowest, with the truth dashed over them."""
     colors = colormaps["viridis"](np.linspace(0.05, 0.85, len(found)))
     for j, (values, color) in enumerate(zip(found, colors, strict=True)):
-        scale = 0.42 / max(1e-12, float(np.abs(truth[j]).max()))
-        axes.axhline(j + 1, color="0.9", linewidth=0.8, zorder=0)
-        axes.plot(grid, j + 1 + scale * np.array(values), color=color, linewidth=2.4)
-        axes.plot(
-            grid, j + 1 + scale * np.array(truth[j]), color="black", linewidth=0.9, ls=(0, (4, 3))
-        )
+        exact = np.array(truth[j])
+        scale = 0.42 / max(1e-12, np.abs(exact).max())
+        axes.axhline(j + 1, color="0.9", lw=0.8, zorder=0)
+        axes.plot(grid, j + 1 + scale * np.array(values), color=color, lw=2.4)
+        axes.plot(grid, j + 1 + scale * exact, color="black", lw=0.9, ls=(0, (4, 3)))
     axes.set_yticks(range(1, len(found) + 1))
+
+
+def _by_pair(
+    axes: Axes, title: str, values: dict[str, list[float]], **looks: tuple[str, str]
+) -> None:
+    """Some values of each pair on a logarithmic axis, by their names in a marker and colour."""
+    panel(axes, title, "j").xaxis.set_major_locator(MaxNLocator(integer=True))
+    for name, (marker, color) in looks.items():
+        heights = np.array(values[name], dtype=float)
+        axes.semilogy(range(1, len(heights) + 1), heights, marker, color=color, ms=5, label=name)
 
 
 def demo(result: dict[str, Any]) -> Figure:
     """The two kernels of the demo: eigenfunctions, eigenvalues, and errors told apart."""
     figure = Figure(figsize=(11, 7.2), layout="constrained")
     rows = figure.subplots(2, 3, gridspec_kw={"width_ratios": [1.7, 1, 1]})
-    for (functions, values, errors), (name, case) in zip(
-        rows, result["measured"].items(), strict=True
-    ):
+    for (left, middle, right), (name, case) in zip(rows, result["measured"].items(), strict=True):
         curves = case["curves"]
-        panel(functions, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
-        ladder(functions, curves["grid"], curves["found"], curves["truth"])
-        panel(values, "eigenvalues", "j")
-        panel(errors, "eigenfunction error 1 − |cos|", "j")
-        for axes, key, label, look in (
-            (
-                values,
-                "eigenvalues",
-                "truth",
-                {"marker": "o", "ls": "", "c": "black", "mfc": "none"},
-            ),
-            (values, "eigenvalues", "found", {"marker": ".", "ls": "", "c": OURS}),
-            (errors, "errors", "sampling", {"marker": "s", "c": "0.55"}),
-            (errors, "errors", "ours", {"marker": "o", "c": OURS}),
-        ):
-            heights = np.maximum(case[key][label], LEAST)
-            places = range(1, len(heights) + 1)
-            axes.semilogy(places, heights, label=label, **look)
-            axes.set_xticks(places)
+        panel(left, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
+        ladder(left, curves["grid"], curves["found"], curves["truth"])
+        looks = {"truth": ("s", "0.55"), "found": (".", OURS)}
+        _by_pair(middle, "eigenvalues", case["eigenvalues"], **looks)
+        looks = {"sampling": ("s-", "0.55"), "ours": ("o-", OURS)}
+        _by_pair(right, "eigenfunction error 1 − |cos|", case["errors"], **looks)
+        for axes in (middle, right):
             axes.legend(frameon=False, fontsize=8)
-    n = result["config"]["n"]
-    told = f"Networks trained on {n} points (colour) and the exact eigenfunctions (dashed)"
-    figure.suptitle(told, fontsize=12)
+    trained = f"Networks trained on {result['config']['n']} points (colour)"
+    figure.suptitle(f"{trained} and the exact eigenfunctions (dashed)", fontsize=12)
     return figure
 
 
@@ -80,15 +74,14 @@ def spectrum(result: dict[str, Any]) -> Figure:
     measured = result["measured"]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    eigenvalues = measured["eigenvalues"]
-    places = range(1, len(eigenvalues) + 1)
-    panel(left, "eigenvalues", "j").semilogy(places, eigenvalues, "o-", color=OURS, ms=4)
+    _by_pair(left, "eigenvalues", measured, eigenvalues=("o-", OURS))
     if certificate := measured.get("certificate"):
         low, high = (np.array(certificate[key], dtype=float) for key in ("low", "high"))
+        places = range(1, len(low) + 1)
         left.vlines(places, low, high, color="black", lw=1.2, label="95 % on held-out points")
         left.legend(frameon=False, fontsize=8)
+    _by_pair(right, "residual ‖Kψ − μψ‖/μ", measured, residuals=("o-", OTHER))
     residuals = np.maximum(np.array(measured["residuals"], dtype=float), 1e-16)
-    panel(right, "residual ‖Kψ − μψ‖/μ", "j").semilogy(places, residuals, "o-", color=OTHER, ms=4)
     right.set_ylim(np.nanmin(residuals) / 3, 3 * np.nanmax(residuals))  # not zoomed into noise
     return figure
 

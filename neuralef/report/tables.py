@@ -15,11 +15,8 @@ def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]
     """A table as the terminal shows it."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(
-            column,
-            justify="left" if column in ("of", "method") else "right",
-            no_wrap=column not in ("of", "method"),
-        )
+        words = column in ("of", "method")
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
     for row in rows:
         table.add_row(*row)
     return table
@@ -72,10 +69,8 @@ def fit(result: dict[str, Any]) -> Iterator[Table | str]:
     certificate = measured.get("certificate")
     columns = ["j", "eigenvalue", "residual"] + (["on held-out points"] if certificate else [])
     rows = []
-    for j, (value, residual) in enumerate(
-        zip(measured["eigenvalues"], measured["residuals"], strict=True)
-    ):
-        row = [str(j + 1), f"{value:.6g}", number(residual, 2)]
+    for j, value in enumerate(measured["eigenvalues"]):
+        row = [str(j + 1), f"{value:.6g}", number(measured["residuals"][j], 2)]
         rows.append(row + ([_interval(certificate, j)] if certificate else []))
     yield make_table(f"{config['kernel']} on {config['data']}", columns, rows)
     yield (
@@ -89,7 +84,7 @@ def fit(result: dict[str, Any]) -> Iterator[Table | str]:
 def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     """Scores of a model and of its posterior."""
     measured = result["measured"]
-    names = [name for name in ("model", "posterior") if name in measured]
+    names = ("model", "posterior")
     keys = [
         key for key in ("nll", "accuracy", "ece", "brier", "auroc", "aupr", "rmse", "mean_spread")
         if key in measured["posterior"]
@@ -101,12 +96,11 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     if measured["noise"] is not None:
         chosen += f", noise σ² = {measured['noise']:.3g}"
         for name in names:
-            found = measured[name]
-            held = dict(zip(found["levels"], found["coverage"], strict=True))
+            held = dict(zip(measured[name]["levels"], measured[name]["coverage"], strict=True))
             told = f"hold {held[0.5]:.1%} / {held[0.95]:.1%}"
             yield f"{name}: intervals that should hold 50 / 95 % {told}"
     how = "the held-out points" if result["config"]["tune"] else "the evidence"
-    if measured.get("predictive"):  # neither a regression has one nor an old result
+    if measured["predictive"]:  # a regression has none
         how += f", predictive {measured['predictive']}"
     yield f"{chosen}, by {how}; fitted in {measured['fit_seconds']:.1f} s"
 
