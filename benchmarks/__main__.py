@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 from rich.table import Table
 
 import benchmarks
-from neuralef.cli import Device, Json, Overwrite, ended, finish, opened_run, report_lines
+from neuralef.cli import Device, Json, Overwrite, ended, finish, opened_run
 from neuralef.report import make_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -25,8 +27,9 @@ def bench_command(
     show_json: Json = False,
 ) -> None:
     """Measure speed as ratios in one run, the plain version beside ours."""
-    with opened_run(out, "bench", overwrite, device):
-        result = benchmarks.run(only, device, out, report=report_lines(show_json))
+    with nullcontext() if out is None else opened_run(out, "bench", overwrite):
+        report = partial(typer.echo, err=True) if not show_json else lambda line: None
+        result = benchmarks.run(only, device, out, report)
     finish(result, show_json, bench(result))
 
 

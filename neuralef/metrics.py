@@ -6,26 +6,6 @@ import torch
 from torch import Tensor
 
 
-def eigenfunction_error(estimate: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:
-    """1 − |cos| between each estimated function and its truth, from their values (n, k).
-
-    The angle is that of L²(q), with the points equally weighted samples of q unless `weights` (n,)
-    are given: 0 is exact up to sign, 1 is orthogonal.
-
-    >>> eigenfunction_error(torch.eye(2), -torch.eye(2))
-    tensor([0., 0.], dtype=torch.float64)
-    """
-    if estimate.shape != truth.shape or estimate.ndim != 2:
-        shapes = f"{tuple(estimate.shape)} and {tuple(truth.shape)}"
-        raise ValueError(f"expected two (n, k) tensors, got {shapes}")
-    estimate, truth = estimate.detach().double(), truth.detach().double()
-    if weights is not None:
-        root = weights.to(truth).sqrt()[:, None]
-        estimate, truth = root * estimate, root * truth
-    norms = (estimate.square().sum(0) * truth.square().sum(0)).sqrt()
-    return 1 - (estimate * truth).sum(0).abs() / norms
-
-
 def nll(probabilities: Tensor, labels: Tensor) -> float:
     """Mean −log p of the true class, from probabilities (n, c) and labels (n,).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -10,17 +11,7 @@ from typing import Annotated
 import typer
 
 from neuralef.checks import check_choice
-from neuralef.cli import (
-    Device,
-    Json,
-    Overwrite,
-    Seed,
-    ended,
-    finish,
-    opened_run,
-    report_lines,
-    show_command,
-)
+from neuralef.cli import Device, Json, Overwrite, ended, finish, opened_run, show_command
 from paper import tables
 
 # The studies, and the files that each can take.
@@ -69,7 +60,7 @@ def command(study: str) -> Callable[..., None]:
             typer.Option(help="State dict of a ResNet, of ntk (paper) and laplace (shared)."),
         ] = None,
         device: Device = "cpu",
-        seed: Seed = 0,
+        seed: Annotated[int, typer.Option(help="Seed of every random number.", min=0)] = 0,
         overwrite: Overwrite = False,
         show_json: Json = False,
     ) -> None:
@@ -81,8 +72,8 @@ def command(study: str) -> Callable[..., None]:
         check_choice(preset, "preset", tuple(module.PRESETS))
         folder = out or Path("runs") / f"{study}-{preset}"
         sources = {name: str(given[name]) if given[name] else None for name in STUDIES[study]}
-        with opened_run(folder, study, overwrite, device, again="go on where it can"):
-            report = report_lines(show_json)
+        report = partial(typer.echo, err=True) if not show_json else lambda line: None
+        with opened_run(folder, study, overwrite, again="go on where it can"):
             result = module.run(folder, preset, device, seed, report=report, **sources)
         finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])
 

@@ -7,17 +7,10 @@ import pytest
 import torch
 from sklearn import metrics as plain
 
-from neuralef.metrics import accuracy, aupr, auroc, brier, ece, eigenfunction_error, entropy, nll
+from neuralef.metrics import accuracy, aupr, auroc, brier, ece, entropy, nll
 
-E = torch.eye(4, dtype=torch.float64)
 P = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.5, 0.3], [0.25, 0.25, 0.5], [1.0, 0.0, 0.0]])
 Y = torch.tensor([0, 2, 2, 1])
-
-
-def test_functions_of_other_shapes_are_refused():
-    for a, b in ((E, E[:3]), (E, E[:, :2]), (E[0], E[0]), (E[None], E[None])):
-        with pytest.raises(ValueError, match=r"two \(n, k\) tensors"):
-            eigenfunction_error(a, b)
 
 
 def random_probabilities(n=500, c=7, seed=0):

@@ -1,14 +1,13 @@
-"""The command line: one file a command."""
+"""The command line."""
 
 from __future__ import annotations
 
 import typer
 
 from neuralef.cli.demo import demo
-from neuralef.cli.fit import fit
+from neuralef.cli.fit import fit, transform
 from neuralef.cli.laplace import laplace
 from neuralef.cli.shared import ended, show_command
-from neuralef.cli.transform import transform
 from neuralef.report import tables
 
 app = typer.Typer(

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from neuralef.cli.quadrature import legendre, quadrature_spectrum
 from neuralef.cli.shared import command, option
 from neuralef.kernels import RBF, Kernel, Polynomial
-from neuralef.metrics import eigenfunction_error
 from neuralef.report import figures, tables
 from neuralef.report.record import timed, write_figure, write_result
 from neuralef.solvers import NeuralEF, Nystrom, Solver
@@ -55,11 +55,12 @@ def solve_quietly(solver: Solver, problem: Problem, x: Tensor) -> tuple[Spectrum
 def compare(
     spectrum: Spectrum, truth: Spectrum, x: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Errors of the pairs that both hold, at points x of any dtype."""
+    """1 − |cos| of the functions that both hold, in L²(q) by points x of any dtype."""
     pairs = min(spectrum.k, truth.k)
+    root = 1 if weights is None else weights.sqrt()[:, None]
     with torch.no_grad():
-        found, exact = spectrum(x.to(spectrum.dtype))[:, :pairs], truth(x)[:, :pairs]
-    return eigenfunction_error(found, exact, weights)
+        found, exact = spectrum(x.to(spectrum.dtype))[:, :pairs].double(), truth(x)[:, :pairs]
+    return 1 - cosine_similarity(root * found, root * exact, dim=0).abs()
 
 
 def solve_and_check(problem: Problem, out: Path, device: str, seed: int) -> dict[str, Any]:

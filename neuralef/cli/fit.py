@@ -1,25 +1,27 @@
-"""`neuralef fit`: a table of numbers in, a run folder out."""
+"""`neuralef fit` and `transform`: a table of numbers in, a run folder or features out."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import Tensor
 
 from neuralef.certificate import LEAST_POINTS, plain
 from neuralef.checks import check_choice, check_points
-from neuralef.cli.shared import Choices, argument, choose, command, option
-from neuralef.data.tables import read_table
+from neuralef.cli.shared import Choices, Device, Json, argument, choose, command, finish, option
+from neuralef.data.tables import check_suffix, read_table, write_table
 from neuralef.kernels import MLPGP, MLPNTK, RBF, Kernel, Linear, Matern, Periodic, Polynomial
 from neuralef.report import figures, tables
 from neuralef.report.record import timed, write_figure, write_result
-from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, SpIN, Subspace
-from neuralef.solvers.base import Solver
+from neuralef.serialization import check_writable
+from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN, Subspace
 from neuralef.solvers.trained import TrainedSolver
+from neuralef.spectrum import load
 
 KERNELS: Choices = {
     "rbf": RBF, "matern": Matern, "periodic": Periodic, "linear": Linear, "polynomial": Polynomial,
@@ -143,3 +145,27 @@ def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
 
 
 fit = command(Fit, run, tables.fit, again="go on from the last checkpoint")
+
+
+def transform(
+    run: Annotated[Path, typer.Argument(help="Folder that `neuralef fit` wrote.")],
+    data: Annotated[Path, typer.Argument(help=".npy, .npz, .csv or .parquet, a point per row.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help=".npy, .npz or .csv to write.")],
+    eigenfunctions: Annotated[
+        bool, typer.Option(help="Write ψ_j(x) instead of the features √μ_j ψ_j(x).")
+    ] = False,
+    array: Annotated[str | None, typer.Option(help="Name of an array in an .npz.")] = None,
+    device: Device = "cpu",
+    show_json: Json = False,
+) -> None:
+    """Write the features of new points, whose inner products are the kernel."""
+    check_suffix(out)
+    check_writable(out.parent)
+    spectrum = load(run / "spectrum.safetensors", device=device)
+    x = read_points(data, array, spectrum.dtype, device)
+    with torch.no_grad():
+        values = spectrum(x) if eigenfunctions else spectrum.features(x)
+    write_table(out, values.cpu().numpy())
+    shape = list(values.shape)
+    told = f"{' × '.join(map(str, shape))} features written to {out}"
+    finish({"file": str(out), "shape": shape}, show_json, [told])

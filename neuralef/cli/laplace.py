@@ -61,8 +61,7 @@ def make_model(factory: str, checkpoint: str, device: str) -> nn.Module:
     module, _, name = factory.partition(":")
     if not module or not name:
         raise ValueError(f"expected a model as package.module:function, got {factory!r}")
-    if os.getcwd() not in sys.path:  # a script in the folder is a module, too
-        sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, os.getcwd())  # a script in the folder is a module, too
     try:
         model = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -139,34 +138,28 @@ def read_pair(path: str, model: nn.Module, likelihood: str) -> Pair:
     return x, y.to(x.device)
 
 
-def of_classification(
-    posterior: LinearizedLaplace, model: nn.Module, test: Pair, outside: Tensor | None
-) -> Report:
-    """Scores and figures of the model itself and of its posterior."""
-    found: dict[str, Any] = {}
-    x, y = test
-    for name, judged in (("model", MAP(model)), ("posterior", posterior)):
-        p, seconds = timed(judged.predict_proba, x)
-        foreign = None if outside is None else judged.predict_proba(outside)
-        found[name] = scores(p, y, foreign)
-        found[name] |= {"seconds": seconds, "picture": picture(p, y, foreign)}
+def of_classification(judged: dict[str, Any], test: Pair, outside: Tensor | None) -> Report:
+    """Scores and figures of class probabilities."""
+    found = {}
+    for name, posterior in judged.items():
+        p, seconds = timed(posterior.predict_proba, test[0])
+        foreign = None if outside is None else posterior.predict_proba(outside)
+        drawn = picture(p, test[1], foreign)
+        found[name] = scores(p, test[1], foreign) | {"seconds": seconds, "picture": drawn}
     drawn = {name: part["picture"] for name, part in found.items()}
     entropy = entropies(drawn, "test", "outside")
     return found, {"reliability": reliability(drawn), "entropy": entropy}
 
 
-def of_regression(posterior: LinearizedLaplace, model: nn.Module, test: Pair, seen: Pair) -> Report:
-    """How good the intervals of the posterior are, beside those of the model with a noise alone.
-
-    That noise is what the model leaves of the held-out points, else of the training points.
-    """
-    plain = MAP(model)
-    noise, shape = residual_noise(seen[1], plain.outputs(seen[0]))
-    own = (posterior.noise_ or 0.0) * posterior.noise_shape
+def of_regression(judged: dict[str, Any], test: Pair, seen: Pair) -> Report:
+    """How good intervals are: those of the model have the noise that it leaves of points seen."""
+    noise, shape = residual_noise(seen[1], judged["model"].outputs(seen[0]))
+    posterior = judged["posterior"]
+    noises = {"model": noise * shape, "posterior": posterior.noise_ * posterior.noise_shape}
     found = {}
-    for name, judged, noises in (("model", plain, noise * shape), ("posterior", posterior, own)):
-        gaussian, seconds = timed(judged.predict, test[0])
-        found[name] = interval_scores(gaussian, test[1], noises) | {"seconds": seconds}
+    for name, posterior in judged.items():
+        gaussian, seconds = timed(posterior.predict, test[0])
+        found[name] = interval_scores(gaussian, test[1], noises[name]) | {"seconds": seconds}
     return found, {"reliability": coverage(found)}
 
 
@@ -192,10 +185,11 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
     )  # fmt: skip
     _, seconds = timed(lambda: posterior.fit([train], tune=tune and [tune]))
     posterior.save(out / "posterior.safetensors")
+    judged = {"model": MAP(model), "posterior": posterior}
     if regression:
-        report, drawn = of_regression(posterior, model, test, tune or train)
+        report, drawn = of_regression(judged, test, tune or train)
     else:
-        report, drawn = of_classification(posterior, model, test, outside)
+        report, drawn = of_classification(judged, test, outside)
     measured = {
         "fit_seconds": seconds,
         "eigenvalues": posterior.spectrum.eigenvalues.tolist(),

@@ -20,13 +20,23 @@ from rich.console import Console
 from neuralef.checks import check_choice
 from neuralef.progress import silence
 from neuralef.report.record import read_result
-from neuralef.report.tables import Lines, any_result
+from neuralef.report.tables import Lines, lines_of
 from neuralef.serialization import check_writable
 
 Choices = Mapping[str, Callable[..., Any]]
+
+
+def check_device(device: str) -> str:
+    """Refuse a device that is not there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} is not available: {error}".splitlines()[0]) from error
+    return device
+
+
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
-Seed = Annotated[int, typer.Option(help="Seed of every random number.", min=0)]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", callback=check_device)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace the result of an earlier run.")]
 SHARED = {"device": (Device, "cpu"), "overwrite": (Overwrite, False), "show_json": (Json, False)}
@@ -69,7 +79,7 @@ def command(
     """
 
     def called(out: Path, device: str, overwrite: bool, show_json: bool, **given: Any) -> None:
-        with opened_run(out, called.__name__, overwrite, device, again):
+        with opened_run(out, called.__name__, overwrite, again):
             result = run(settings(**given), out, device)
         finish(result, show_json, [*lines(result), f"written to {out}"])
 
@@ -95,24 +105,20 @@ def show_command(tables: Mapping[str, Lines]) -> Callable[..., None]:
     ) -> None:
         """Print the result of a run."""
         result = read_result(run)
-        finish(result, show_json, any_result(result, tables))
+        finish(result, show_json, lines_of(result, tables))
 
     return show
 
 
 @contextmanager
 def opened_run(
-    folder: Path | None, experiment: str, overwrite: bool, device: str, again: str = "start again"
+    folder: Path, experiment: str, overwrite: bool, again: str = "start again"
 ) -> Iterator[None]:
-    """Refuse a device that is not there, and a folder with a result or that cannot be written.
+    """Refuse a folder that holds a result or cannot be written, before any work.
 
     If the work is refused, folders made for it are gone afterwards; who interrupts it is told what
     repeating the command does.
     """
-    check_device(device)
-    if folder is None:  # nothing is written
-        yield
-        return
     if not overwrite and (folder / "result.json").exists():
         own = experiment in ("demo", "bench") and read_result(folder)["experiment"] == experiment
         if not own:  # those replace their own, which cost little
@@ -132,14 +138,6 @@ def opened_run(
                 path.rmdir()
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} is not available: {error}".splitlines()[0]) from error
-
-
 def finish(result: dict[str, Any], show_json: bool, lines: Iterable[Any]) -> None:
     """Print a result as JSON, or as the tables and lines of a command."""
     if show_json:
@@ -148,11 +146,6 @@ def finish(result: dict[str, Any], show_json: bool, lines: Iterable[Any]) -> Non
     console = Console()
     for line in lines:
         console.print(line, highlight=False)
-
-
-def report_lines(silent: bool) -> Callable[[str], None]:
-    """Progress lines on standard error, so that standard output stays clean."""
-    return lambda line: None if silent else print(line, file=sys.stderr, flush=True)
 
 
 def ended(app: typer.Typer) -> None:

@@ -40,18 +40,17 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
 
 def write_result(
     folder: Path, experiment: str, *, config: dict[str, Any], measured: dict[str, Any],
-    preset: str | None = None, paper: dict[str, Any] | None = None,
-    device: str | torch.device = "cpu", made_on: dict[str, Any] | None = None,
+    device: str | torch.device = "cpu", **others: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write folder/result.json and return its content; `made_on` is the environment, if another."""
+    """Write folder/result.json and return its content; `others` are parts that a study adds."""
     result = {
         "experiment": experiment,
-        "preset": preset,
+        "preset": None,
         "config": config,
-        "environment": made_on or environment(device),
-        "paper": paper or {},
+        "environment": environment(device),
+        "paper": {},
         "measured": measured,
-    }
+    } | others
     write_json(folder / "result.json", result)
     return result
 

@@ -105,7 +105,7 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     yield f"{chosen}, by {how}; fitted in {measured['fit_seconds']:.1f} s"
 
 
-def any_result(result: dict[str, Any], tables: Mapping[str, Lines]) -> Iterator[Table | str]:
+def lines_of(result: dict[str, Any], tables: Mapping[str, Lines]) -> Iterator[Table | str]:
     """The tables of whatever run this is."""
     if result["experiment"] not in tables:
         raise ValueError(f"no table for a result of {result['experiment']!r}; use --json")

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from neuralef import report
+from neuralef.report import lines_of
 from paper.tables.kernels import classic, mnist, ntk, toy
 from paper.tables.uncertainty import laplace, trajectory
 
@@ -21,4 +21,4 @@ TABLES = {
 
 def any_result(result: dict[str, Any]) -> Iterator[Table | str]:
     """The tables of whatever study this is."""
-    return report.any_result(result, TABLES)
+    return lines_of(result, TABLES)

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from sklearn.metrics.pairwise import cosine_similarity
 from truth import points
 
-from neuralef.metrics import eigenfunction_error
 from paper import metrics
-from paper.metrics import clustering_accuracy, cosines, relative_error, subspace_overlap
+from paper.metrics import (
+    clustering_accuracy,
+    cosines,
+    eigenfunction_error,
+    relative_error,
+    subspace_overlap,
+)
 
 E = torch.eye(4, dtype=torch.float64)
 
@@ -142,10 +147,11 @@ def test_negative_clusters_are_refused_or_clusters_of_their_own():
         assert "negative" in str(error)  # noqa: PT017
 
 
-def test_functions_of_other_shapes_are_refused():
+@pytest.mark.parametrize("measure", [cosines, eigenfunction_error])
+def test_functions_of_other_shapes_are_refused(measure):
     for a, b in ((E, E[:3]), (E, E[:, :2]), (E[0], E[0]), (E[None], E[None])):
         with pytest.raises(ValueError, match=r"two \(n, k\) tensors"):
-            cosines(a, b)
+            measure(a, b)
 
 
 def test_a_function_that_vanishes_has_no_cosine():
