@@ -8,14 +8,12 @@ from neuralef.cli.demo import demo
 from neuralef.cli.fit import fit, transform
 from neuralef.cli.laplace import laplace
 from neuralef.cli.shared import ended, show_command
-from neuralef.report import tables
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Eigenfunctions of kernels as neural networks.",
 )  # fmt: skip
-show = show_command({"demo": tables.demo, "fit": tables.fit, "posterior": tables.posterior})
-for command in (demo, fit, laplace, transform, show):
+for command in (demo, fit, laplace, transform, show_command()):
     app.command()(command)
 
 

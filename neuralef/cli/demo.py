@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,9 @@ from torch.nn.functional import cosine_similarity
 from neuralef.cli.quadrature import legendre, quadrature_spectrum
 from neuralef.cli.shared import command, option
 from neuralef.kernels import RBF, Kernel, Polynomial
-from neuralef.report import figures, tables
-from neuralef.report.record import timed, write_figure, write_result
+from neuralef.report.record import timed
 from neuralef.solvers import NeuralEF, Nystrom, Solver
 from neuralef.spectrum import Spectrum
-
-K, N = 10, 1024  # functions, and points of the sample
 
 
 @dataclass(frozen=True)
@@ -63,15 +60,16 @@ def compare(
     return 1 - cosine_similarity(root * found, root * exact, dim=0).abs()
 
 
-def solve_and_check(problem: Problem, out: Path, device: str, seed: int) -> dict[str, Any]:
-    """Train on N points, compare with the exact solution and the truth, save the spectrum."""
+def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) -> dict[str, Any]:
+    """Train on n points, compare with the exact solution and the truth, save the spectrum."""
+    k, n, seed = settings.k, settings.n, settings.seed
     nodes, weights = legendre(problem.low, problem.high)
-    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, K)
-    x = problem.sample(N, seed)
-    exact, exact_seconds = solve_quietly(Nystrom(K), problem, x)
-    solver = NeuralEF(K, seed=seed)
+    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, k)
+    x = problem.sample(n, seed)
+    exact, exact_seconds = solve_quietly(Nystrom(k), problem, x)
+    solver = NeuralEF(k, seed=seed)
     spectrum, seconds = solve_quietly(solver, problem, x.float().to(device))
-    fresh = problem.kernel.gram(problem.sample(4 * N, seed + 1_000_000).float().to(device))
+    fresh = problem.kernel.gram(problem.sample(4 * n, seed + 1_000_000).float().to(device))
     certificate, spectrum = spectrum.certificate(fresh), spectrum.to("cpu")
     spectrum.save(out / f"{problem.name}.safetensors")
     grid = torch.linspace(problem.low, problem.high, 201, dtype=torch.float64)[:, None]
@@ -108,16 +106,14 @@ def solve_and_check(problem: Problem, out: Path, device: str, seed: int) -> dict
 class Demo:
     """Solve two kernels, check them against the exact answer, draw and save them."""
 
+    k: int = field(default=10, init=False)  # functions
+    n: int = field(default=1024, init=False)  # points of the sample
     seed: int = option("Seed of every random number.", 0)
 
 
 def run(settings: Demo, out: Path, device: str) -> dict[str, Any]:
-    """The demo into the folder `out`: result.json, a figure, and the two spectra."""
-    measured = {p.name: solve_and_check(p, out, device, settings.seed) for p in PROBLEMS}
-    config = {"k": K, "n": N, "seed": settings.seed}
-    result = write_result(out, "demo", config=config, measured=measured, device=device)
-    write_figure(out, "demo", figures.demo(result))
-    return result
+    """What is measured for each kernel, whose spectra go into the folder `out`."""
+    return {p.name: solve_and_check(p, settings, out, device) for p in PROBLEMS}
 
 
-demo = command(Demo, run, tables.demo, out=Path("demo"))
+demo = command("demo", Demo, run, out=Path("demo"))

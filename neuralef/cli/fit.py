@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +16,7 @@ from neuralef.checks import check_choice, check_points
 from neuralef.cli.shared import Choices, Device, Json, argument, choose, command, finish, option
 from neuralef.data.tables import check_suffix, read_table, write_table
 from neuralef.kernels import MLPGP, MLPNTK, RBF, Kernel, Linear, Matern, Periodic, Polynomial
-from neuralef.report import figures, tables
-from neuralef.report.record import timed, write_figure, write_result
+from neuralef.report.record import timed
 from neuralef.serialization import check_writable
 from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN, Subspace
 from neuralef.solvers.trained import TrainedSolver
@@ -34,6 +33,7 @@ SOLVERS: Choices = {
 }  # fmt: skip
 OF_SOLVERS = ("steps", "batch_size", "landmarks", "features")
 REFERENCE_POINTS = 2000  # for the automatic lengthscale and the means of a centred kernel
+CHECKPOINT = "checkpoint.safetensors"
 CERTIFICATE_POINTS = 8192  # of the held-out points, at most
 
 
@@ -103,10 +103,7 @@ def read_points(path: str | Path, array: str | None, dtype: torch.dtype, device:
 
 
 def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
-    """Solve and write spectrum.safetensors, result.json and a figure into the folder `out`.
-
-    While it trains, `checkpoint.safetensors` lies there; the same call takes it up again.
-    """
+    """Solve, and write the spectrum into the folder `out`."""
     x = read_points(settings.data, settings.array, getattr(torch, settings.dtype), device)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(settings.seed))
     x = x[order.to(x.device)]
@@ -120,10 +117,11 @@ def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
         notes.append(f"centred on {REFERENCE_POINTS} of the points")
     kernel, solver = settings.make_kernel(x), settings.make_solver()
     gram, validation = kernel.gram(x), kernel.gram(fresh) if held_out else None
-    checkpoint = out / "checkpoint.safetensors"
-    training = {"checkpoint": checkpoint} if isinstance(solver, TrainedSolver) else {}
+    trains = isinstance(solver, TrainedSolver)
+    training = {"checkpoint": out / CHECKPOINT} if trains else {}
     spectrum, seconds = timed(partial(solver.solve, gram, validation=validation, **training))
-    measured = {
+    spectrum.save(out / "spectrum.safetensors")
+    return {
         "eigenvalues": spectrum.eigenvalues.tolist(),
         "residuals": plain(spectrum.residuals.tolist()),
         "rank": spectrum.rank,
@@ -137,14 +135,9 @@ def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
         },
         "notes": notes,
     }
-    spectrum.save(out / "spectrum.safetensors")
-    result = write_result(out, "fit", config=asdict(settings), measured=measured, device=device)
-    write_figure(out, "spectrum", figures.spectrum(result))
-    checkpoint.unlink(missing_ok=True)
-    return result
 
 
-fit = command(Fit, run, tables.fit, again="go on from the last checkpoint")
+fit = command("fit", Fit, run, checkpoint=CHECKPOINT)
 
 
 def transform(

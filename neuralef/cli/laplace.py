@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -23,15 +22,12 @@ from neuralef.laplace.laplace import SAMPLES
 from neuralef.posterior.baselines import MAP
 from neuralef.posterior.likelihood import LIKELIHOODS, check_targets, residual_noise
 from neuralef.report.calibration import interval_scores, picture, scores
-from neuralef.report.figures import coverage, entropies, reliability
-from neuralef.report.record import timed, write_figure, write_result
-from neuralef.report.tables import posterior as lines
+from neuralef.report.record import timed
 from neuralef.solvers import Distill, NeuralEF, Subspace
 
 SOLVERS: Choices = {"neuralef": NeuralEF, "distill": Distill, "exact": Subspace}
 TAILS: dict[str, bool | str] = {"none": False, "exact": True, "learnt": "learnt"}
 Pair = tuple[Tensor, Tensor]
-Report = tuple[dict[str, Any], dict[str, Figure]]
 
 
 @dataclass(frozen=True)
@@ -138,29 +134,17 @@ def read_pair(path: str, model: nn.Module, likelihood: str) -> Pair:
     return x, y.to(x.device)
 
 
-def of_classification(judged: dict[str, Any], test: Pair, outside: Tensor | None) -> Report:
-    """Scores and figures of class probabilities."""
-    found = {}
-    for name, posterior in judged.items():
-        p, seconds = timed(posterior.predict_proba, test[0])
-        foreign = None if outside is None else posterior.predict_proba(outside)
-        drawn = picture(p, test[1], foreign)
-        found[name] = scores(p, test[1], foreign) | {"seconds": seconds, "picture": drawn}
-    drawn = {name: part["picture"] for name, part in found.items()}
-    entropy = entropies(drawn, "test", "outside")
-    return found, {"reliability": reliability(drawn), "entropy": entropy}
-
-
-def of_regression(judged: dict[str, Any], test: Pair, seen: Pair) -> Report:
-    """How good intervals are: those of the model have the noise that it leaves of points seen."""
-    noise, shape = residual_noise(seen[1], judged["model"].outputs(seen[0]))
-    posterior = judged["posterior"]
-    noises = {"model": noise * shape, "posterior": posterior.noise_ * posterior.noise_shape}
-    found = {}
-    for name, posterior in judged.items():
-        gaussian, seconds = timed(posterior.predict, test[0])
-        found[name] = interval_scores(gaussian, test[1], noises[name]) | {"seconds": seconds}
-    return found, {"reliability": coverage(found)}
+def judge(
+    posterior: Any, test: Pair, outside: Tensor | None, noise: Tensor | None
+) -> dict[str, Any]:
+    """Scores of a posterior and what is drawn of them; a regression has a noise σ² (c,)."""
+    x, y = test
+    if noise is not None:
+        found, seconds = timed(posterior.predict, x)
+        return interval_scores(found, y, noise) | {"seconds": seconds}
+    p, seconds = timed(posterior.predict_proba, x)
+    foreign = None if outside is None else posterior.predict_proba(outside)
+    return scores(p, y, foreign) | {"seconds": seconds, "picture": picture(p, y, foreign)}
 
 
 def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
@@ -185,12 +169,13 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
     )  # fmt: skip
     _, seconds = timed(lambda: posterior.fit([train], tune=tune and [tune]))
     posterior.save(out / "posterior.safetensors")
-    judged = {"model": MAP(model), "posterior": posterior}
+    plain = MAP(model)
+    noises: tuple[Tensor | None, Tensor | None] = (None, None)
     if regression:
-        report, drawn = of_regression(judged, test, tune or train)
-    else:
-        report, drawn = of_classification(judged, test, outside)
-    measured = {
+        x, y = tune or train
+        variance, shape = residual_noise(y, plain.outputs(x))  # what the model leaves of them
+        noises = variance * shape, (posterior.noise_ or 0.0) * posterior.noise_shape
+    return {
         "fit_seconds": seconds,
         "eigenvalues": posterior.spectrum.eigenvalues.tolist(),
         "prior_variance": posterior.prior_variance_,
@@ -198,12 +183,9 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
         "predictive": None if regression else posterior.predictive_,
         "noise": posterior.noise_,
         "noise_shape": posterior.noise_shape.tolist(),
-        **report,
+        "model": judge(plain, test, outside, noises[0]),
+        "posterior": judge(posterior, test, outside, noises[1]),
     }
-    result = write_result(out, "posterior", config=asdict(s), measured=measured, device=device)
-    for name, figure in drawn.items():
-        write_figure(out, name, figure)
-    return result
 
 
-laplace = command(Laplace, run, lines)
+laplace = command("posterior", Laplace, run)

@@ -19,8 +19,9 @@ from rich.console import Console
 
 from neuralef.checks import check_choice
 from neuralef.progress import silence
-from neuralef.report.record import read_result
-from neuralef.report.tables import Lines, lines_of
+from neuralef.report.figures import FIGURES
+from neuralef.report.record import read_result, write_figure, write_result
+from neuralef.report.tables import TABLES, Lines, lines_of
 from neuralef.serialization import check_writable
 
 Choices = Mapping[str, Callable[..., Any]]
@@ -67,26 +68,34 @@ def choose(
 
 
 def command(
+    experiment: str,
     settings: Any,
     run: Callable[[Any, Path, str], dict[str, Any]],
-    lines: Lines,
     out: Any = Parameter.empty,
-    again: str = "start again",
+    checkpoint: str = "",
 ) -> Callable[..., None]:
     """The command whose options are the fields of a dataclass, with its docstring for help.
 
-    It calls run(settings, out, device), and prints the lines of what comes back.
+    What run(settings, out, device) measures is written, drawn and printed. A file `checkpoint` in
+    the folder `out`, from which an interrupted run goes on, is then removed.
     """
+    again = "go on from the last checkpoint" if checkpoint else "start again"
 
     def called(out: Path, device: str, overwrite: bool, show_json: bool, **given: Any) -> None:
-        with opened_run(out, called.__name__, overwrite, again):
-            result = run(settings(**given), out, device)
-        finish(result, show_json, [*lines(result), f"written to {out}"])
+        with opened_run(out, experiment, overwrite, again):
+            chosen = settings(**given)
+            measured, config = run(chosen, out, device), dataclasses.asdict(chosen)
+            result = write_result(out, experiment, config=config, measured=measured, device=device)
+            for name, figure in FIGURES[experiment](result).items():
+                write_figure(out, name, figure)
+            if checkpoint:
+                (out / checkpoint).unlink(missing_ok=True)
+        finish(result, show_json, [*TABLES[experiment](result), f"written to {out}"])
 
     kinds, parameters = get_type_hints(settings), signature(settings).parameters
     taken = {"out": (Out, out)} | {
         f.name: (Annotated[kinds[f.name], f.metadata["typer"]], parameters[f.name].default)
-        for f in dataclasses.fields(settings)
+        for f in dataclasses.fields(settings) if f.init
     } | SHARED  # fmt: skip
     called.__signature__ = Signature([  # type: ignore[attr-defined]
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
@@ -96,7 +105,7 @@ def command(
     return called
 
 
-def show_command(tables: Mapping[str, Lines]) -> Callable[..., None]:
+def show_command(tables: Mapping[str, Lines] = TABLES) -> Callable[..., None]:
     """The command that prints a result once more, by the tables of each kind of run."""
 
     def show(

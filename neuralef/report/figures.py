@@ -1,4 +1,4 @@
-"""Figures of commands: a result in, a Figure out; nothing is computed here."""
+"""Figures of commands: a result in, figures by their names out; nothing is computed here."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def ladder(axes: Axes, grid: list[float], found: list[Any], truth: list[Any]) ->
     axes.set_yticks(range(1, len(found) + 1))
 
 
-def _by_pair(
-    axes: Axes, title: str, values: dict[str, list[float]], **looks: tuple[str, str]
-) -> None:
+def _by_pair(axes: Axes, title: str, values: dict[str, Any], **looks: tuple[str, str]) -> None:
     """Some values of each pair on a logarithmic axis, by their names in a marker and colour."""
     panel(axes, title, "j").xaxis.set_major_locator(MaxNLocator(integer=True))
     for name, (marker, color) in looks.items():
@@ -50,7 +48,7 @@ def _by_pair(
         axes.semilogy(range(1, len(heights) + 1), heights, marker, color=color, ms=5, label=name)
 
 
-def demo(result: dict[str, Any]) -> Figure:
+def demo(result: dict[str, Any]) -> dict[str, Figure]:
     """The two kernels of the demo: eigenfunctions, eigenvalues, and errors told apart."""
     figure = Figure(figsize=(11, 7.2), layout="constrained")
     rows = figure.subplots(2, 3, gridspec_kw={"width_ratios": [1.7, 1, 1]})
@@ -66,10 +64,10 @@ def demo(result: dict[str, Any]) -> Figure:
             axes.legend(frameon=False, fontsize=8)
     trained = f"Networks trained on {result['config']['n']} points (colour)"
     figure.suptitle(f"{trained} and the exact eigenfunctions (dashed)", fontsize=12)
-    return figure
+    return {"demo": figure}
 
 
-def spectrum(result: dict[str, Any]) -> Figure:
+def fit(result: dict[str, Any]) -> dict[str, Figure]:
     """Eigenvalues of a fit with their intervals on held-out points, and their residuals."""
     measured = result["measured"]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -83,7 +81,7 @@ def spectrum(result: dict[str, Any]) -> Figure:
     _by_pair(right, "residual ‖Kψ − μψ‖/μ", measured, residuals=("o-", OTHER))
     residuals = np.maximum(np.array(measured["residuals"], dtype=float), 1e-16)
     right.set_ylim(np.nanmin(residuals) / 3, 3 * np.nanmax(residuals))  # not zoomed into noise
-    return figure
+    return {"spectrum": figure}
 
 
 def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:
@@ -135,3 +133,15 @@ def _panels(titles: list[str], x: str, y: str) -> tuple[Figure, list[Axes]]:
         axes.set_axis_off()
     filled = (fill(title, WIDEST) for title in titles)
     return figure, [panel(*each, x, y) for each in zip(panels, filled, strict=False)]
+
+
+def posterior(result: dict[str, Any]) -> dict[str, Figure]:
+    """How calibrated a model and its posterior are."""
+    found = {name: result["measured"][name] for name in ("model", "posterior")}
+    if result["config"]["likelihood"] == "regression":
+        return {"reliability": coverage(found)}
+    drawn = {name: part["picture"] for name, part in found.items()}
+    return {"reliability": reliability(drawn), "entropy": entropies(drawn, "test", "outside")}
+
+
+FIGURES = {"demo": demo, "fit": fit, "posterior": posterior}

@@ -37,6 +37,7 @@ def demo(result: dict[str, Any]) -> Iterator[Table | str]:
     columns = (
         "j", "μ truth", "μ sample", "μ found", "ours", "sampling", "residual", "on fresh points",
     )  # fmt: skip
+    config = result["config"]
     for name, case in result["measured"].items():
         values, errors = case["eigenvalues"], case["errors"]
         rows = [
@@ -49,10 +50,10 @@ def demo(result: dict[str, Any]) -> Iterator[Table | str]:
             )
             for j in range(len(errors["ours"]))
         ]
-        yield make_table(f"{name}: {case['formula']}, n = {result['config']['n']}", columns, rows)
+        yield make_table(f"{name}: {case['formula']}, n = {config['n']}", columns, rows)
         yield (
-            f"rank {case['rank']} of {result['config']['k']} asked for (truth: "
-            f"{case['rank_of_truth']}); {case['explained_trace']:.4%} of the trace explained; "
+            f"rank {case['rank']} of {config['k']} asked for (truth: {case['rank_of_truth']}); "
+            f"{case['explained_trace']:.4%} of the trace explained; "
             f"trained in {case['seconds']:.1f} s"
         )
     yield (
@@ -105,7 +106,10 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     yield f"{chosen}, by {how}; fitted in {measured['fit_seconds']:.1f} s"
 
 
-def lines_of(result: dict[str, Any], tables: Mapping[str, Lines]) -> Iterator[Table | str]:
+TABLES = {"demo": demo, "fit": fit, "posterior": posterior}
+
+
+def lines_of(result: dict[str, Any], tables: Mapping[str, Lines] = TABLES) -> Iterator[Table | str]:
     """The tables of whatever run this is."""
     if result["experiment"] not in tables:
         raise ValueError(f"no table for a result of {result['experiment']!r}; use --json")
