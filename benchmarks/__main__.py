@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +12,7 @@ import typer
 from rich.table import Table
 
 import benchmarks
-from neuralef.cli import (
-    Device,
-    Json,
-    Overwrite,
-    check_device,
-    ended,
-    finish,
-    opened_run,
-    report_lines,
-)
+from neuralef.cli import Device, Json, Overwrite, ended, finish, opened_run
 from neuralef.report import make_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -36,8 +28,8 @@ def bench_command(
 ) -> None:
     """Measure speed as ratios in one run, the plain version beside ours."""
     with nullcontext() if out is None else opened_run(out, "bench", overwrite):
-        check_device(device)
-        result = benchmarks.run(only, device, out, report=report_lines(show_json))
+        report = partial(typer.echo, err=True) if not show_json else lambda line: None
+        result = benchmarks.run(only, device, out, report)
     finish(result, show_json, bench(result))
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from neuralef.points import PointDict, Points, tensors_of
 
+FLOATS, TOKENS = (torch.float32, torch.float64), (torch.int32, torch.int64)
+
 
 def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
     """x as a tensor of finite points (n, …), or a mapping of such tensors as a `PointDict`.
@@ -21,11 +23,8 @@ def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
     """
     if isinstance(x, Mapping):
         return _check_point_dict(x, name)
-    x = _as_tensor(x, name)
-    if x.is_complex():
-        raise TypeError(f"{name} must be real, got {x.dtype}")
-    kept = (torch.float32, torch.float64, *((torch.int32, torch.int64) if integers else ()))
-    if x.dtype not in kept:
+    x = _as_real_tensor(x, name)
+    if not (x.dtype in FLOATS or (integers and x.dtype in TOKENS)):
         x = x.float()
     if x.ndim < 2:
         raise ValueError(
@@ -38,36 +37,32 @@ def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
     return x
 
 
-def _as_tensor(x: Any, name: str) -> Tensor:
-    if isinstance(x, Tensor):
-        return x
+def _as_real_tensor(x: Any, name: str) -> Tensor:
+    kind = type(x).__name__
     try:
         if isinstance(x, np.ndarray):  # torch takes neither reversed views nor foreign bytes
             x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
-        return torch.as_tensor(x)
+        x = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{name} must be a tensor, an array of numbers or a dict of tensors, "
-            f"got {type(x).__name__}"
-        ) from error
+        expected = "a tensor, an array of numbers or a dict of tensors"
+        raise TypeError(f"{name} must be {expected}, got {kind}") from error
+    if x.is_complex():
+        raise TypeError(f"{name} must be real, got {x.dtype}")
+    return x
 
 
 def _check_point_dict(x: Mapping[str, Any], name: str) -> PointDict:
     """A dict of tensors with one row per point each; masks may be (n,) and of any dtype."""
-    points = PointDict()
     if not dict(x):
         raise ValueError(f"{name} is an empty dict")
     if not all(isinstance(key, str) for key in x):
         raise TypeError(f"the keys of {name} must be strings, got {', '.join(map(repr, x))}")
-    for key, value in x.items():
-        tensor = _as_tensor(value, f"{name}[{key!r}]")
-        if tensor.is_complex():
-            raise TypeError(f"{name}[{key!r}] must be real, got {tensor.dtype}")
+    points = PointDict({key: _as_real_tensor(x[key], f"{name}[{key!r}]") for key in x})
+    for key, tensor in points.items():
         if tensor.ndim == 0 or tensor.numel() == 0:
             raise ValueError(f"{name}[{key!r}] holds no points: shape {tuple(tensor.shape)}")
         if tensor.is_floating_point():
             check_finite(tensor, f"{name}[{key!r}]")
-        points[key] = tensor
     for what in ("points", "devices"):
         found = {len(t) if what == "points" else t.device for t in points.values()}
         if len(found) > 1:
@@ -86,32 +81,27 @@ def check_finite(values: Tensor, name: str) -> None:
 
 def check_alike(first: Points, second: Points, names: tuple[str, str]) -> None:
     """Refuse points of different devices, dtypes, shapes or names."""
+    differ = f"{names[0]} and {names[1]} differ"
     if _kind(first) != _kind(second):
-        raise ValueError(f"{names[0]} and {names[1]} differ: {_kind(first)} and {_kind(second)}")
+        raise ValueError(f"{differ}: {_kind(first)} and {_kind(second)}")
     if isinstance(second, PointDict):
         second = PointDict({key: second[key] for key in first})  # in one order
-    for one, other in zip(tensors_of(first), tensors_of(second), strict=True):
-        _check_alike(one, other, names)
+    for x, y in zip(tensors_of(first), tensors_of(second), strict=True):
+        for what in ("device", "dtype"):
+            one, other = getattr(x, what), getattr(y, what)
+            if one != other:
+                advice = f"move one with .to({what}=…)"
+                raise ValueError(f"{differ} in {what}: {one} and {other}; {advice}")
+        # sequences of token ids may be of any length
+        if x.is_floating_point() and x.shape[1:] != y.shape[1:]:
+            shapes = tuple(x.shape[1:]), tuple(y.shape[1:])
+            raise ValueError(
+                f"points of {names[0]} have shape {shapes[0]}, those of {names[1]} {shapes[1]}"
+            )
 
 
 def _kind(x: Points) -> str:
     return "a tensor" if isinstance(x, Tensor) else f"a dict of {', '.join(sorted(x))}"
-
-
-def _check_alike(first: Tensor, second: Tensor, names: tuple[str, str]) -> None:
-    for what in ("device", "dtype"):
-        one, other = getattr(first, what), getattr(second, what)
-        if one != other:
-            raise ValueError(
-                f"{names[0]} and {names[1]} differ in {what}: {one} and {other}; "
-                f"move one with .to({what}=…)"
-            )
-    # sequences of token ids may be of any length
-    if first.is_floating_point() and first.shape[1:] != second.shape[1:]:
-        raise ValueError(
-            f"points of {names[0]} have shape {tuple(first.shape[1:])}, "
-            f"those of {names[1]} {tuple(second.shape[1:])}"
-        )
 
 
 def check_count(value: Any, name: str, least: int = 1) -> int:

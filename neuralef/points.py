@@ -12,8 +12,7 @@ from torch import Tensor
 class PointDict(dict[str, Tensor]):
     """n points as a dict of tensors (n, …), counted, indexed and split like one tensor.
 
-    A model that takes a dict takes it as it is: a string looks up a tensor, anything else picks
-    points, and `len` is their number.
+    A string looks up a tensor, as models do that take a dict; any other index picks points.
 
     >>> points = PointDict(ids=torch.zeros(5, 7, dtype=torch.long), mask=torch.ones(5, 7))
     >>> len(points), points[:2]["ids"].shape
@@ -26,7 +25,7 @@ class PointDict(dict[str, Tensor]):
         return PointDict({name: tensor[index] for name, tensor in self.items()})
 
     def __len__(self) -> int:
-        return len(next(iter(self.values())))
+        return len(tensors_of(self)[0])
 
     def split(self, size: int) -> list[PointDict]:
         """Parts of at most `size` points, in order."""
@@ -41,7 +40,7 @@ class PointDict(dict[str, Tensor]):
     @property
     def device(self) -> torch.device:
         """Where the points are."""
-        return next(iter(self.values())).device
+        return tensors_of(self)[0].device
 
 
 POINTS_AT_ONCE = 8192

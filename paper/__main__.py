@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from neuralef.cli import (
-    Device,
-    Json,
-    Overwrite,
-    Seed,
-    check_device,
-    ended,
-    finish,
-    opened_run,
-    report_lines,
-)
+from neuralef.checks import check_choice
+from neuralef.cli import Device, Json, Overwrite, ended, finish, opened_run, show_command
+from paper import tables
 
 # The studies, and the files that each can take.
 STUDIES: dict[str, tuple[str, ...]] = {
@@ -67,13 +60,10 @@ def command(study: str) -> Callable[..., None]:
             typer.Option(help="State dict of a ResNet, of ntk (paper) and laplace (shared)."),
         ] = None,
         device: Device = "cpu",
-        seed: Seed = 0,
+        seed: Annotated[int, typer.Option(help="Seed of every random number.", min=0)] = 0,
         overwrite: Overwrite = False,
         show_json: Json = False,
     ) -> None:
-        from neuralef.checks import check_choice
-        from paper import tables
-
         given = {"data": data, "checkpoint": checkpoint}
         for name in (name for name, value in given.items() if value is not None):
             if name not in STUDIES[study]:
@@ -82,9 +72,8 @@ def command(study: str) -> Callable[..., None]:
         check_choice(preset, "preset", tuple(module.PRESETS))
         folder = out or Path("runs") / f"{study}-{preset}"
         sources = {name: str(given[name]) if given[name] else None for name in STUDIES[study]}
+        report = partial(typer.echo, err=True) if not show_json else lambda line: None
         with opened_run(folder, study, overwrite, again="go on where it can"):
-            check_device(device)
-            report = report_lines(show_json)
             result = module.run(folder, preset, device, seed, report=report, **sources)
         finish(result, show_json, [*tables.any_result(result), f"written to {folder}"])
 
@@ -95,16 +84,7 @@ for study in STUDIES:
     app.command(study, help=ABOUT[study])(command(study))
 
 
-@app.command()
-def show(
-    run: Annotated[Path, typer.Argument(help="Folder that a study wrote.")], show_json: Json = False
-) -> None:
-    """Print the result of a study."""
-    from neuralef.report import read_result
-    from paper import tables
-
-    result = read_result(run)
-    finish(result, show_json, tables.any_result(result))
+app.command()(show_command(tables.TABLES))
 
 
 if __name__ == "__main__":

@@ -214,7 +214,7 @@ def run(
                 measured[name]["plane"] = over_the_plane(case, chosen, seed)
     result = write_result(
         out, "laplace", preset=preset, config=config, measured=measured, paper=PAPER,
-        machines=ledger.machines,
+        environment=ledger.environment,
     )  # fmt: skip
     for name, figure in plots.laplace_figures(result).items():
         write_figure(out, name, figure)

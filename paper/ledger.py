@@ -47,6 +47,12 @@ class Ledger:
         return self.content["seconds"].get(name, {})
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """The first machine that made a record, and the others below it."""
+        first, *others = self.machines or [self.machine]
+        return first | ({"later sittings": others} if others else {})
+
+    @property
     def machines(self) -> list[dict[str, Any]]:
         """What the records were made on, in the order of their sittings."""
         return self.content["machines"]

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from neuralef.gram import FeatureGram, Gram
 from neuralef.kernels import NNGP, RBF, Kernel, Polynomial
-from neuralef.metrics import cosines
 from neuralef.networks import SharedCNN, StackedCNN
 from neuralef.report import timed, write_figure, write_result
 from neuralef.solvers import NeuralEF, Subspace
 from neuralef.spectrum import Spectrum
 from paper.data import must_stand_in, read_images, stand_ins
 from paper.device import tuned_convolutions
+from paper.metrics import cosines
 
 Report = Callable[[str], None]
 WIDTH = 16

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from neuralef.data import crop_and_flip
 from neuralef.jacobian import fold_batch_norm
 from neuralef.kernels import NTK
-from neuralef.metrics import clustering_accuracy, relative_error, subspace_overlap
 from neuralef.networks import Pretrained, ResNet, SharedResNet
 from neuralef.report import timed, write_figure, write_result
 from neuralef.solvers import Distill, NeuralEF, Subspace, TrainedSolver
@@ -27,6 +26,7 @@ from paper.cifar import Images, read_pair
 from paper.classifier import accuracy, train_classifier
 from paper.data import must_stand_in
 from paper.device import tuned_convolutions
+from paper.metrics import clustering_accuracy, relative_error, subspace_overlap
 from paper.scale import measure_scale, read_classifier
 
 Report = Callable[[str], None]

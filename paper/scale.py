@@ -10,13 +10,13 @@ from torch import nn
 
 from neuralef.jacobian import fold_batch_norm
 from neuralef.kernels import NTK
-from neuralef.metrics import relative_error
 from neuralef.networks import ResNet
 from neuralef.report import timed
 from neuralef.solvers import Subspace
 from paper.cases import read_resnet
 from paper.cifar import normalised
 from paper.data import read_images, stand_ins
+from paper.metrics import relative_error
 
 if TYPE_CHECKING:
     from paper.ntk import Preset

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from neuralef.data import circles, two_moons
 from neuralef.kernels import NNGP
-from neuralef.metrics import cosines
 from neuralef.report import write_figure, write_result
 from neuralef.solvers import NeuralEF, Solver, SpIN, Subspace
+from paper.metrics import cosines
 
 WIDTH = 16
 WEIGHT_VARIANCE, BIAS_VARIANCE = 2.0, 1.0  # over the fan-in; of the biases

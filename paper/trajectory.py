@@ -270,7 +270,7 @@ def run(
             measured.setdefault(name, {"seeds": []})["seeds"].append(record)
     result = write_result(
         out, "trajectory", preset=preset, config=config, measured=measured,
-        paper={"appendix": "C.3", "functions": 4000, "weights": 50}, machines=ledger.machines,
+        paper={"appendix": "C.3", "functions": 4000, "weights": 50}, environment=ledger.environment,
     )  # fmt: skip
     for name, figure in plots.trajectory_figures(result).items():
         write_figure(out, name, figure)

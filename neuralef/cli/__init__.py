@@ -3,21 +3,9 @@
 from neuralef.cli.app import main
 from neuralef.cli.demo import PROBLEMS, Problem, compare, solve_quietly
 from neuralef.cli.quadrature import legendre, quadrature_spectrum
-from neuralef.cli.shared import (
-    Device,
-    Json,
-    Out,
-    Overwrite,
-    Seed,
-    check_device,
-    ended,
-    finish,
-    opened_run,
-    report_lines,
-)
+from neuralef.cli.shared import Device, Json, Overwrite, ended, finish, opened_run, show_command
 
 __all__ = [
-    "PROBLEMS", "Device", "Json", "Out", "Overwrite", "Problem", "Seed", "check_device", "compare",
-    "ended", "finish", "legendre", "main", "opened_run", "quadrature_spectrum", "report_lines",
-    "solve_quietly",
+    "PROBLEMS", "Device", "Json", "Overwrite", "Problem", "compare", "ended", "finish", "legendre",
+    "main", "opened_run", "quadrature_spectrum", "show_command", "solve_quietly",
 ]  # fmt: skip

@@ -1,23 +1,19 @@
-"""The command line: one file a command."""
+"""The command line."""
 
 from __future__ import annotations
 
 import typer
 
 from neuralef.cli.demo import demo
-from neuralef.cli.fit import fit
+from neuralef.cli.fit import fit, transform
 from neuralef.cli.laplace import laplace
-from neuralef.cli.shared import ended
-from neuralef.cli.show import show
-from neuralef.cli.transform import transform
+from neuralef.cli.shared import ended, show_command
 
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     help="Eigenfunctions of kernels as neural networks.",
-)
-for command in (demo, fit, laplace, transform, show):
+)  # fmt: skip
+for command in (demo, fit, laplace, transform, show_command()):
     app.command()(command)
 
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from neuralef.cli.quadrature import legendre, quadrature_spectrum
 from neuralef.cli.shared import command, option
 from neuralef.kernels import RBF, Kernel, Polynomial
-from neuralef.metrics import eigenfunction_error
-from neuralef.report import figures, tables
-from neuralef.report.record import write_figure, write_result
+from neuralef.report.record import timed
 from neuralef.solvers import NeuralEF, Nystrom, Solver
 from neuralef.spectrum import Spectrum
-
-K, N = 10, 1024  # functions, and points of the sample
 
 
 @dataclass(frozen=True)
@@ -47,51 +43,41 @@ PROBLEMS = (
 
 
 def solve_quietly(solver: Solver, problem: Problem, x: Tensor) -> tuple[Spectrum, float]:
-    """The spectrum and the seconds; that the polynomial has rank 5 needs no warning each time."""
-    gram = problem.kernel.gram(x)
+    """The spectrum and its seconds; that the polynomial has rank 5 needs no warning each time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="found .* eigenpairs")
-        start = time.perf_counter()
-        spectrum = solver.solve(gram)
-        return spectrum, time.perf_counter() - start
+        return timed(solver.solve, problem.kernel.gram(x))
 
 
 def compare(
     spectrum: Spectrum, truth: Spectrum, x: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Errors of the pairs that both hold, at points x of any dtype."""
+    """1 − |cos| of the functions that both hold, in L²(q) by points x of any dtype."""
     pairs = min(spectrum.k, truth.k)
+    root = 1 if weights is None else weights.sqrt()[:, None]
     with torch.no_grad():
-        found, exact = spectrum(x.to(spectrum.dtype))[:, :pairs], truth(x)[:, :pairs]
-    return eigenfunction_error(found, exact, weights)
+        found, exact = spectrum(x.to(spectrum.dtype))[:, :pairs].double(), truth(x)[:, :pairs]
+    return 1 - cosine_similarity(root * found, root * exact, dim=0).abs()
 
 
-def solve_and_check(
-    problem: Problem, out: Path, device: str, seed: int, progress: bool | None
-) -> dict[str, Any]:
-    """Train on N points, compare with the exact solution and the truth, save the spectrum."""
+def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) -> dict[str, Any]:
+    """Train on n points, compare with the exact solution and the truth, save the spectrum."""
+    k, n, seed = settings.k, settings.n, settings.seed
     nodes, weights = legendre(problem.low, problem.high)
-    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, K)
-    x = problem.sample(N, seed)
-    exact, exact_seconds = solve_quietly(Nystrom(K), problem, x)
-    solver = NeuralEF(K, seed=seed, progress=progress)
+    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, k)
+    x = problem.sample(n, seed)
+    exact, exact_seconds = solve_quietly(Nystrom(k), problem, x)
+    solver = NeuralEF(k, seed=seed)
     spectrum, seconds = solve_quietly(solver, problem, x.float().to(device))
-    fresh = problem.kernel.gram(problem.sample(4 * N, seed + 1_000_000).float().to(device))
-    certificate = spectrum.certificate(fresh)
-    spectrum = spectrum.to("cpu")
+    fresh = problem.kernel.gram(problem.sample(4 * n, seed + 1_000_000).float().to(device))
+    certificate, spectrum = spectrum.certificate(fresh), spectrum.to("cpu")
     spectrum.save(out / f"{problem.name}.safetensors")
     grid = torch.linspace(problem.low, problem.high, 201, dtype=torch.float64)[:, None]
     with torch.no_grad():
         reference = truth(grid)
         found = spectrum(grid.float()).double()[:, : truth.k]
     found = found * (found * reference[:, : found.shape[1]]).sum(0).sign()
-    values = {"truth": truth, "sample": exact, "found": spectrum}
-    errors = {
-        "ours": compare(spectrum, exact, x),
-        "sampling": compare(exact, truth, nodes, weights),
-        "total": compare(spectrum, truth, nodes, weights),
-    }
-    curves = {"grid": grid[:, 0], "truth": reference.T, "found": found.T}
+    spectra = {"truth": truth, "sample": exact, "found": spectrum}
     return {
         "formula": problem.formula,
         "rank": spectrum.rank,
@@ -99,12 +85,20 @@ def solve_and_check(
         "seconds": seconds,
         "nystrom_seconds": exact_seconds,
         "solver": asdict(solver),
-        "eigenvalues": {name: value.eigenvalues.tolist() for name, value in values.items()},
-        "errors": {name: value.tolist() for name, value in errors.items()},
+        "eigenvalues": {name: each.eigenvalues.tolist() for name, each in spectra.items()},
+        "errors": {
+            "ours": compare(spectrum, exact, x).tolist(),
+            "sampling": compare(exact, truth, nodes, weights).tolist(),
+            "total": compare(spectrum, truth, nodes, weights).tolist(),
+        },
         "residuals": spectrum.residuals.tolist(),
         "explained_trace": spectrum.explained_trace.item(),
         "certificate": certificate.to_json(),
-        "curves": {name: value.tolist() for name, value in curves.items()},
+        "curves": {
+            "grid": grid[:, 0].tolist(),
+            "truth": reference.T.tolist(),
+            "found": found.T.tolist(),
+        },
     }
 
 
@@ -112,19 +106,14 @@ def solve_and_check(
 class Demo:
     """Solve two kernels, check them against the exact answer, draw and save them."""
 
+    k: int = field(default=10, init=False)  # functions
+    n: int = field(default=1024, init=False)  # points of the sample
     seed: int = option("Seed of every random number.", 0)
 
 
-def run(settings: Demo, out: Path, device: str, progress: bool | None) -> dict[str, Any]:
-    """The demo into the folder `out`: result.json, a figure, and the two spectra."""
-    measured = {
-        problem.name: solve_and_check(problem, out, device, settings.seed, progress)
-        for problem in PROBLEMS
-    }
-    config = {"k": K, "n": N, "seed": settings.seed}
-    result = write_result(out, "demo", config=config, measured=measured, device=device)
-    write_figure(out, "demo", figures.demo(result))
-    return result
+def run(settings: Demo, out: Path, device: str) -> dict[str, Any]:
+    """What is measured for each kernel, whose spectra go into the folder `out`."""
+    return {p.name: solve_and_check(p, settings, out, device) for p in PROBLEMS}
 
 
-demo = command(Demo, run, tables.demo, out=Path("demo"))
+demo = command("demo", Demo, run, out=Path("demo"))

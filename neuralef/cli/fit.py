@@ -1,47 +1,40 @@
-"""`neuralef fit`: a table of numbers in, a run folder out."""
+"""`neuralef fit` and `transform`: a table of numbers in, a run folder or features out."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import Tensor
 
 from neuralef.certificate import LEAST_POINTS, plain
-from neuralef.checks import check_choice, check_count, check_points
-from neuralef.cli.shared import argument, command, option
-from neuralef.data.tables import read_table
+from neuralef.checks import check_choice, check_points
+from neuralef.cli.shared import Choices, Device, Json, argument, choose, command, finish, option
+from neuralef.data.tables import check_suffix, read_table, write_table
 from neuralef.kernels import MLPGP, MLPNTK, RBF, Kernel, Linear, Matern, Periodic, Polynomial
-from neuralef.report import figures, tables
-from neuralef.report.record import write_figure, write_result
+from neuralef.report.record import timed
+from neuralef.serialization import check_writable
 from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN, Subspace
+from neuralef.solvers.trained import TrainedSolver
+from neuralef.spectrum import load
 
-# What each kernel takes, by the names of its constructor; all else is refused.
-KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
-    "rbf": (RBF, ("lengthscale",)),
-    "matern": (Matern, ("nu", "lengthscale")),
-    "periodic": (Periodic, ("period", "lengthscale")),
-    "linear": (Linear, ()),
-    "polynomial": (Polynomial, ("degree", "bias")),
-    "mlpgp": (MLPGP, ("activation", "depth")),
-    "mlpntk": (MLPNTK, ("activation", "depth")),
-}
-SOLVERS: dict[str, tuple[Callable[..., Solver], tuple[str, ...]]] = {
-    "neuralef": (NeuralEF, ("steps", "batch_size")),
-    "spin": (SpIN, ("steps", "batch_size")),
-    "nestedlora": (NestedLoRA, ("steps", "batch_size")),
-    "nystrom": (Nystrom, ("landmarks",)),
-    "subspace": (Subspace, ()),
-    "random-features": (RandomFeatures, ("features",)),
-}
-# Points from which the automatic lengthscale and the means of a centred kernel are taken.
-REFERENCE_POINTS = 2000
-# The most held-out points that a certificate is computed on.
-CERTIFICATE_POINTS = 8192
+KERNELS: Choices = {
+    "rbf": RBF, "matern": Matern, "periodic": Periodic, "linear": Linear, "polynomial": Polynomial,
+    "mlpgp": MLPGP, "mlpntk": MLPNTK,
+}  # fmt: skip
+OF_KERNELS = ("lengthscale", "nu", "period", "degree", "bias", "activation", "depth")
+SOLVERS: Choices = {
+    "neuralef": NeuralEF, "spin": SpIN, "nestedlora": NestedLoRA, "nystrom": Nystrom,
+    "subspace": Subspace, "random-features": RandomFeatures,
+}  # fmt: skip
+OF_SOLVERS = ("steps", "batch_size", "landmarks", "features")
+REFERENCE_POINTS = 2000  # for the automatic lengthscale and the means of a centred kernel
+CHECKPOINT = "checkpoint.safetensors"
+CERTIFICATE_POINTS = 8192  # of the held-out points, at most
 
 
 @dataclass(frozen=True)
@@ -55,9 +48,9 @@ class Fit:
         "Lengthscale of rbf, matern and periodic.", None, "the median distance; 1"
     )
     nu: float | None = option("Smoothness of matern: 0.5, 1.5 or 2.5.", None, "1.5")
-    period: float | None = option("Period of periodic.", None, "1")
-    degree: int | None = option("Degree of polynomial.", None, "4")
-    bias: float | None = option("Bias of polynomial.", None, "1.5")
+    period: float | None = option("Period of the periodic kernel.", None, "1")
+    degree: int | None = option("Degree of the polynomial kernel.", None, "4")
+    bias: float | None = option("Bias of the polynomial kernel.", None, "1.5")
     activation: str | None = option("Activation of mlpgp and mlpntk: relu or erf.", None, "relu")
     depth: int | None = option("Number of linear layers of mlpgp and mlpntk.", None, "3")
     center: bool = option("Centre the kernel: kernel PCA.", False)
@@ -74,69 +67,43 @@ class Fit:
     seed: int = option("Seed of every random number.", 0)
 
     def __post_init__(self) -> None:
-        check_choice(self.kernel, "kernel", tuple(KERNELS))
-        check_choice(self.solver, "solver", tuple(SOLVERS))
         check_choice(self.dtype, "dtype", ("float32", "float64"))
-        check_count(self.k, "k")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out must be in [0, 1), got {self.held_out}")
-        self._given(KERNELS, self.kernel)
-        self.make_solver(progress=False)
-
-    def _given(self, choices: dict[str, Any], chosen: str) -> dict[str, Any]:
-        """The options given for the chosen kernel or solver; refuses those it does not take."""
-        takes = choices[chosen][1]
-        for name in {name for _, names in choices.values() for name in names}:
-            if getattr(self, name) is not None and name not in takes:
-                option = name.replace("_", "-")
-                raise ValueError(f"{chosen} takes no --{option}")
-        return {name: getattr(self, name) for name in takes if getattr(self, name) is not None}
+        choose(self, "kernel", KERNELS, OF_KERNELS)
+        self.make_solver()
 
     def make_kernel(self, x: Tensor) -> Kernel:
         """The kernel, its automatic choices made on the points x."""
-        kind, _ = KERNELS[self.kernel]
-        options = self._given(KERNELS, self.kernel)
+        kind, options = choose(self, "kernel", KERNELS, OF_KERNELS)
         if self.kernel in ("rbf", "matern"):
             options.setdefault("lengthscale", median_distance(x))
         kernel = kind(**options)
         return kernel.centered(x[:REFERENCE_POINTS]) if self.center else kernel
 
-    def make_solver(self, progress: bool | None) -> Solver:
+    def make_solver(self) -> Solver:
         """The solver."""
-        kind, _ = SOLVERS[self.solver]
-        options = self._given(SOLVERS, self.solver)
-        if self.trains:
-            options["progress"] = progress
+        kind, options = choose(self, "solver", SOLVERS, OF_SOLVERS)
         return kind(self.k, seed=self.seed, **options)
-
-    @property
-    def trains(self) -> bool:
-        """Whether the solver trains networks, and so keeps checkpoints."""
-        return "steps" in SOLVERS[self.solver][1]
 
 
 def median_distance(x: Tensor) -> float:
     """The median distance between points, the usual first guess of a lengthscale."""
-    points = x[:REFERENCE_POINTS].flatten(1).double()
-    distances = torch.pdist(points)
+    distances = torch.pdist(x[:REFERENCE_POINTS].flatten(1).double())
     distances = distances[distances > 0]
     return float(distances.median()) if len(distances) else 1.0
 
 
 def read_points(path: str | Path, array: str | None, dtype: torch.dtype, device: str) -> Tensor:
     """The points of a file, checked, in the dtype and on the device asked for."""
-    points = check_points(read_table(path, array), str(path))
-    converted = points.to(dtype)
-    if not bool(converted.isfinite().all()):
+    points = check_points(read_table(path, array), str(path)).to(dtype)
+    if not bool(points.isfinite().all()):
         raise ValueError(f"{path} holds numbers too large for {dtype}: pass --dtype float64")
-    return converted.to(device)
+    return points.to(device)
 
 
-def run(settings: Fit, out: Path, device: str, progress: bool | None) -> dict[str, Any]:
-    """Solve and write spectrum.safetensors, result.json and a figure into the folder `out`.
-
-    While it trains, `checkpoint.safetensors` lies there; the same call takes it up again.
-    """
+def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
+    """Solve, and write the spectrum into the folder `out`."""
     x = read_points(settings.data, settings.array, getattr(torch, settings.dtype), device)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(settings.seed))
     x = x[order.to(x.device)]
@@ -148,32 +115,50 @@ def run(settings: Fit, out: Path, device: str, progress: bool | None) -> dict[st
     fresh, x = x[:held_out][:CERTIFICATE_POINTS], x[held_out:]
     if settings.center and len(x) > REFERENCE_POINTS:
         notes.append(f"centred on {REFERENCE_POINTS} of the points")
-    kernel = settings.make_kernel(x)
+    kernel, solver = settings.make_kernel(x), settings.make_solver()
     gram, validation = kernel.gram(x), kernel.gram(fresh) if held_out else None
-    checkpoint = out / "checkpoint.safetensors"
-    training = {"checkpoint": checkpoint} if settings.trains else {}
-    start = time.perf_counter()
-    spectrum = settings.make_solver(progress).solve(gram, validation=validation, **training)
-    certificate = spectrum.validation
-    measured = {
+    trains = isinstance(solver, TrainedSolver)
+    training = {"checkpoint": out / CHECKPOINT} if trains else {}
+    spectrum, seconds = timed(partial(solver.solve, gram, validation=validation, **training))
+    spectrum.save(out / "spectrum.safetensors")
+    return {
         "eigenvalues": spectrum.eigenvalues.tolist(),
         "residuals": plain(spectrum.residuals.tolist()),
         "rank": spectrum.rank,
         "explained_trace": spectrum.explained_trace.tolist(),
-        "certificate": None if certificate is None else certificate.to_json(),
+        "certificate": spectrum.validation and spectrum.validation.to_json(),
         "points": len(x),
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
         "kernel": {
             name.replace("log_", ""): value.exp().tolist()
             for name, value in kernel.named_parameters()
         },
         "notes": notes,
     }
-    spectrum.save(out / "spectrum.safetensors")
-    result = write_result(out, "fit", config=asdict(settings), measured=measured, device=device)
-    write_figure(out, "spectrum", figures.spectrum(result))
-    checkpoint.unlink(missing_ok=True)
-    return result
 
 
-fit = command(Fit, run, tables.fit, again="go on from the last checkpoint")
+fit = command("fit", Fit, run, checkpoint=CHECKPOINT)
+
+
+def transform(
+    run: Annotated[Path, typer.Argument(help="Folder that `neuralef fit` wrote.")],
+    data: Annotated[Path, typer.Argument(help=".npy, .npz, .csv or .parquet, a point per row.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help=".npy, .npz or .csv to write.")],
+    eigenfunctions: Annotated[
+        bool, typer.Option(help="Write ψ_j(x) instead of the features √μ_j ψ_j(x).")
+    ] = False,
+    array: Annotated[str | None, typer.Option(help="Name of an array in an .npz.")] = None,
+    device: Device = "cpu",
+    show_json: Json = False,
+) -> None:
+    """Write the features of new points, whose inner products are the kernel."""
+    check_suffix(out)
+    check_writable(out.parent)
+    spectrum = load(run / "spectrum.safetensors", device=device)
+    x = read_points(data, array, spectrum.dtype, device)
+    with torch.no_grad():
+        values = spectrum(x) if eigenfunctions else spectrum.features(x)
+    write_table(out, values.cpu().numpy())
+    shape = list(values.shape)
+    told = f"{' × '.join(map(str, shape))} features written to {out}"
+    finish({"file": str(out), "shape": shape}, show_json, [told])

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -17,13 +17,27 @@ import torch
 import typer
 from rich.console import Console
 
+from neuralef.checks import check_choice
 from neuralef.progress import silence
-from neuralef.report.record import read_result
+from neuralef.report.figures import FIGURES
+from neuralef.report.record import read_result, write_figure, write_result
+from neuralef.report.tables import TABLES, Lines, lines_of
 from neuralef.serialization import check_writable
 
+Choices = Mapping[str, Callable[..., Any]]
+
+
+def check_device(device: str) -> str:
+    """Refuse a device that is not there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} is not available: {error}".splitlines()[0]) from error
+    return device
+
+
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
-Seed = Annotated[int, typer.Option(help="Seed of every random number.", min=0)]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", callback=check_device)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace the result of an earlier run.")]
 SHARED = {"device": (Device, "cpu"), "overwrite": (Overwrite, False), "show_json": (Json, False)}
@@ -40,39 +54,69 @@ def argument(help: str) -> Any:
     return dataclasses.field(metadata={"typer": typer.Argument(help=help)})
 
 
+def choose(
+    settings: Any, what: str, choices: Choices, options: tuple[str, ...]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What the option `what` names, with those given of its options; ones it does not take fail."""
+    name = getattr(settings, what)
+    check_choice(name, what, tuple(choices))
+    given = {key: getattr(settings, key) for key in options if getattr(settings, key) is not None}
+    for key in given:
+        if key not in signature(choices[name]).parameters:
+            raise ValueError(f"{name} takes no --{key.replace('_', '-')}")
+    return choices[name], given
+
+
 def command(
+    experiment: str,
     settings: Any,
-    run: Callable[..., dict[str, Any]],
-    lines: Callable[[dict[str, Any]], Iterable[Any]],
+    run: Callable[[Any, Path, str], dict[str, Any]],
     out: Any = Parameter.empty,
-    again: str = "start again",
+    checkpoint: str = "",
 ) -> Callable[..., None]:
     """The command whose options are the fields of a dataclass, with its docstring for help.
 
-    It calls run(settings, out, device, progress), and prints the lines of what comes back.
+    What run(settings, out, device) measures is written, drawn and printed. A file `checkpoint` in
+    the folder `out`, from which an interrupted run goes on, is then removed.
     """
+    again = "go on from the last checkpoint" if checkpoint else "start again"
 
     def called(out: Path, device: str, overwrite: bool, show_json: bool, **given: Any) -> None:
-        with opened_run(out, called.__name__, overwrite, again):
-            check_device(device)
-            result = run(settings(**given), out, device, False if show_json else None)
-        finish(result, show_json, [*lines(result), f"written to {out}"])
+        with opened_run(out, experiment, overwrite, again):
+            chosen = settings(**given)
+            measured, config = run(chosen, out, device), dataclasses.asdict(chosen)
+            result = write_result(out, experiment, config=config, measured=measured, device=device)
+            for name, figure in FIGURES[experiment](result).items():
+                write_figure(out, name, figure)
+            if checkpoint:
+                (out / checkpoint).unlink(missing_ok=True)
+        finish(result, show_json, [*TABLES[experiment](result), f"written to {out}"])
 
-    kinds = get_type_hints(settings)
-    own = {
-        f.name: (Annotated[kinds[f.name], f.metadata["typer"]], f.default)
-        for f in dataclasses.fields(settings)
-    }
-    taken = {"out": (Out, out)} | own | SHARED
+    kinds, parameters = get_type_hints(settings), signature(settings).parameters
+    taken = {"out": (Out, out)} | {
+        f.name: (Annotated[kinds[f.name], f.metadata["typer"]], parameters[f.name].default)
+        for f in dataclasses.fields(settings) if f.init
+    } | SHARED  # fmt: skip
     called.__signature__ = Signature([  # type: ignore[attr-defined]
-        Parameter(
-            name, Parameter.KEYWORD_ONLY, annotation=kind,
-            default=Parameter.empty if default is dataclasses.MISSING else default,
-        )
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
         for name, (kind, default) in taken.items()
     ])  # fmt: skip
     called.__name__, called.__doc__ = settings.__name__.lower(), settings.__doc__
     return called
+
+
+def show_command(tables: Mapping[str, Lines] = TABLES) -> Callable[..., None]:
+    """The command that prints a result once more, by the tables of each kind of run."""
+
+    def show(
+        run: Annotated[Path, typer.Argument(help="Folder that a command wrote.")],
+        show_json: Json = False,
+    ) -> None:
+        """Print the result of a run."""
+        result = read_result(run)
+        finish(result, show_json, lines_of(result, tables))
+
+    return show
 
 
 @contextmanager
@@ -81,13 +125,12 @@ def opened_run(
 ) -> Iterator[None]:
     """Refuse a folder that holds a result or cannot be written, before any work.
 
-    New ones in which nothing was written, because the work was refused, are gone afterwards. Who
-    interrupts it is told what repeating the command does.
+    If the work is refused, folders made for it are gone afterwards; who interrupts it is told what
+    repeating the command does.
     """
     if not overwrite and (folder / "result.json").exists():
-        # a demo or a benchmark may replace its own
-        kind = experiment if experiment in ("demo", "bench") else None
-        if kind is None or read_result(folder)["experiment"] != kind:
+        own = experiment in ("demo", "bench") and read_result(folder)["experiment"] == experiment
+        if not own:  # those replace their own, which cost little
             raise ValueError(
                 f"{folder} holds the result of an earlier run: choose another or pass --overwrite"
             )
@@ -104,14 +147,6 @@ def opened_run(
                 path.rmdir()
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} is not available: {error}".splitlines()[0]) from error
-
-
 def finish(result: dict[str, Any], show_json: bool, lines: Iterable[Any]) -> None:
     """Print a result as JSON, or as the tables and lines of a command."""
     if show_json:
@@ -120,11 +155,6 @@ def finish(result: dict[str, Any], show_json: bool, lines: Iterable[Any]) -> Non
     console = Console()
     for line in lines:
         console.print(line, highlight=False)
-
-
-def report_lines(silent: bool) -> Callable[[str], None]:
-    """Progress lines on standard error, so that standard output stays clean."""
-    return lambda line: None if silent else print(line, file=sys.stderr, flush=True)
 
 
 def ended(app: typer.Typer) -> None:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
-FORMATS = (".npy", ".npz", ".csv", ".parquet")
+from neuralef.serialization import check_writable, replace_file
+
+WRITTEN = (".npy", ".npz", ".csv")
+READ = (*WRITTEN, ".parquet")
+
+
+def check_suffix(path: Path, known: tuple[str, ...] = WRITTEN) -> str:
+    """The ending of a file, which must be a known one: by default one that can be written."""
+    suffix = path.suffix.lower()
+    if suffix not in known:
+        raise ValueError(f"{path}: expected a file ending in {', '.join(known)}")
+    return suffix
 
 
 def read_table(path: str | Path, array: str | None = None) -> np.ndarray:
@@ -15,9 +28,7 @@ def read_table(path: str | Path, array: str | None = None) -> np.ndarray:
     A single column of n numbers comes as (n, 1). The first line of a .csv may be a header.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        raise ValueError(f"{path}: expected a file ending in {', '.join(FORMATS)}")
+    suffix = check_suffix(path, READ)
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     try:
@@ -29,7 +40,7 @@ def read_table(path: str | Path, array: str | None = None) -> np.ndarray:
             values = _from_csv(path)
         else:
             values = _from_parquet(path)
-    except (ValueError, OSError, EOFError, KeyError) as error:
+    except (ValueError, OSError, EOFError, KeyError, BadZipFile) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     if values.dtype.kind not in "fiub":
         raise ValueError(f"{path} holds {values.dtype}, expected numbers")
@@ -39,18 +50,13 @@ def read_table(path: str | Path, array: str | None = None) -> np.ndarray:
 
 
 def _from_npz(path: Path, array: str | None) -> np.ndarray:
-    import zipfile
-
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            names = list(arrays)
-            name = array or ("x" if "x" in names else names[0] if len(names) == 1 else None)
-            if name not in names:
-                asked = "name one with --array" if array is None else f"there is no {array}"
-                raise ValueError(f"it holds the arrays {', '.join(names)}: {asked}")
-            return arrays[name]
-    except zipfile.BadZipFile as error:
-        raise ValueError(error) from error
+    with np.load(path, allow_pickle=False) as arrays:
+        names = list(arrays)
+        name = array or ("x" if "x" in names else names[0] if len(names) == 1 else None)
+        if name not in names:
+            advice = "name one with --array" if array is None else f"there is no {array}"
+            raise ValueError(f"it holds the arrays {', '.join(names)}: {advice}")
+        return arrays[name]
 
 
 def _from_csv(path: Path) -> np.ndarray:
@@ -64,11 +70,10 @@ def _from_csv(path: Path) -> np.ndarray:
 
 
 def _is_number(cell: str) -> bool:
-    try:
+    with suppress(ValueError):
         float(cell)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _from_parquet(path: Path) -> np.ndarray:
@@ -79,20 +84,10 @@ def _from_parquet(path: Path) -> np.ndarray:
     return pandas.read_parquet(path).to_numpy()
 
 
-def check_table_name(path: Path) -> str:
-    """The ending of a file that `write_table` can write; others are refused."""
-    suffix = path.suffix.lower()
-    if suffix not in FORMATS[:3]:
-        raise ValueError(f"{path}: expected a file ending in {', '.join(FORMATS[:3])}")
-    return suffix
-
-
 def write_table(path: str | Path, values: np.ndarray) -> None:
     """Write an array as .npy, .npz (under the name x) or .csv, whole or not at all."""
-    from neuralef.serialization import check_writable, replace_file
-
     path = Path(path)
-    suffix = check_table_name(path)
+    suffix = check_suffix(path)
     check_writable(path.parent)
 
     def write(temporary: Path) -> None:

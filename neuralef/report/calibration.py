@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neuralef import metrics
+from neuralef.metrics import accuracy, aupr, auroc, brier, ece, entropy, nll, reliability
 from neuralef.posterior.likelihood import Gaussian, gaussian_nll
 
 BINS = 40  # of the histograms of entropy
-
-
 LEVELS = tuple(i / 20 for i in range(1, 20))  # of intervals whose coverage is counted
 
 
 def scores(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[str, float]:
     """Every measure of class probabilities p (n, c); `outside` are those of foreign points."""
-    found = {
-        "nll": metrics.nll(p, labels),
-        "accuracy": metrics.accuracy(p, labels),
-        "ece": metrics.ece(p, labels),
-        "brier": metrics.brier(p, labels),
-    }
+    found = {measure.__name__: measure(p, labels) for measure in (nll, accuracy, ece, brier)}
     if outside is not None:
-        entropies = metrics.entropy(p), metrics.entropy(outside)
-        found |= {"auroc": metrics.auroc(*entropies), "aupr": metrics.aupr(*entropies)}
+        found |= {
+            measure.__name__: measure(entropy(p), entropy(outside)) for measure in (auroc, aupr)
+        }
     return found
 
 
@@ -35,8 +31,7 @@ def interval_scores(found: Gaussian, y: Tensor, noise: Tensor) -> dict[str, Any]
     y = y.double().reshape(found.mean.shape)
     spread = (found.variance + noise).sqrt()
     score = (y - found.mean).abs() / spread
-    normal = torch.distributions.Normal(0.0, 1.0)
-    widths = [float(normal.icdf(torch.tensor(0.5 + level / 2))) for level in LEVELS]
+    widths = map(NormalDist().inv_cdf, (0.5 + level / 2 for level in LEVELS))
     return {
         "nll": gaussian_nll(found, y, noise),
         "rmse": float((y - found.mean).square().mean().sqrt()),
@@ -48,19 +43,15 @@ def interval_scores(found: Gaussian, y: Tensor, noise: Tensor) -> dict[str, Any]
 
 def picture(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[str, Any]:
     """A reliability diagram and histograms of entropy, as numbers."""
-    confidence, right, share = (v.tolist() for v in metrics.reliability(p, labels))
-    top = float(torch.tensor(float(p.shape[1])).log())
-
-    def counts(values: Tensor) -> list[int]:
-        return torch.histc(values.float().cpu().clamp(0, top), BINS, 0, top).int().tolist()
-
+    top = math.log(p.shape[1])
+    bins = zip(("confidence", "accuracy", "share"), reliability(p, labels), strict=True)
     found: dict[str, Any] = {
-        "confidence": [round(v, 5) if w else None for v, w in zip(confidence, share, strict=True)],
-        "accuracy": [round(v, 5) if w else None for v, w in zip(right, share, strict=True)],
-        "share": [round(w, 5) for w in share],
-        "highest_entropy": top,
-        "inside": counts(metrics.entropy(p)),
+        name: [None if math.isnan(value) else round(value, 5) for value in values.tolist()]
+        for name, values in bins
     }
-    if outside is not None:
-        found["outside"] = counts(metrics.entropy(outside))
+    found["highest_entropy"] = top
+    for name, probabilities in (("inside", p), ("outside", outside)):
+        if probabilities is not None:
+            values = entropy(probabilities).float().cpu().clamp(0, top)
+            found[name] = torch.histc(values, BINS, 0, top).int().tolist()
     return found

@@ -1,4 +1,4 @@
-"""Figures of commands: a result in, a Figure out; nothing is computed here."""
+"""Figures of commands: a result in, figures by their names out; nothing is computed here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 OURS, OTHER = "#1b6ca8", "#d1495b"
 INSIDE, OUTSIDE = OURS, OTHER
-LEAST = 1e-12  # smaller errors are drawn there
 KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
 COLUMNS = 4  # panels in a row
 WIDEST = 32  # letters of a name over a panel before it takes another line
@@ -32,81 +32,64 @@ def ladder(axes: Axes, grid: list[float], found: list[Any], truth: list[Any]) ->
     """Eigenfunctions one above the other, the first lowest, with the truth dashed over them."""
     colors = colormaps["viridis"](np.linspace(0.05, 0.85, len(found)))
     for j, (values, color) in enumerate(zip(found, colors, strict=True)):
-        scale = 0.42 / max(1e-12, float(np.abs(truth[j]).max()))
-        axes.axhline(j + 1, color="0.9", linewidth=0.8, zorder=0)
-        axes.plot(grid, j + 1 + scale * np.array(values), color=color, linewidth=2.4)
-        axes.plot(
-            grid, j + 1 + scale * np.array(truth[j]), color="black", linewidth=0.9, ls=(0, (4, 3))
-        )
+        exact = np.array(truth[j])
+        scale = 0.42 / max(1e-12, np.abs(exact).max())
+        axes.axhline(j + 1, color="0.9", lw=0.8, zorder=0)
+        axes.plot(grid, j + 1 + scale * np.array(values), color=color, lw=2.4)
+        axes.plot(grid, j + 1 + scale * exact, color="black", lw=0.9, ls=(0, (4, 3)))
     axes.set_yticks(range(1, len(found) + 1))
 
 
-def _by_pair(axes: Axes, lines: dict[str, tuple[list[float], str, dict[str, Any]]]) -> None:
-    """Positive values of every pair on a logarithmic axis: by their label, in their style."""
-    for label, (values, style, more) in lines.items():
-        places = range(1, len(values) + 1)
-        axes.semilogy(places, np.maximum(values, LEAST), style, label=label, **more)
-    axes.set_xticks(places)
-    axes.legend(frameon=False, fontsize=8)
+def _by_pair(axes: Axes, title: str, values: dict[str, Any], **looks: tuple[str, str]) -> None:
+    """Some values of each pair on a logarithmic axis, by their names in a marker and colour."""
+    panel(axes, title, "j").xaxis.set_major_locator(MaxNLocator(integer=True))
+    for name, (marker, color) in looks.items():
+        heights = np.array(values[name], dtype=float)
+        axes.semilogy(range(1, len(heights) + 1), heights, marker, color=color, ms=5, label=name)
 
 
-def demo(result: dict[str, Any]) -> Figure:
+def demo(result: dict[str, Any]) -> dict[str, Figure]:
     """The two kernels of the demo: eigenfunctions, eigenvalues, and errors told apart."""
-    measured, n = result["measured"], result["config"]["n"]
     figure = Figure(figsize=(11, 7.2), layout="constrained")
     rows = figure.subplots(2, 3, gridspec_kw={"width_ratios": [1.7, 1, 1]})
-    open_circle = {"mfc": "none", "mec": "black", "ms": 9}
-    for (functions, values, errors), (name, case) in zip(rows, measured.items(), strict=True):
-        curves, found, off = case["curves"], case["eigenvalues"], case["errors"]
-        panel(functions, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
-        ladder(functions, curves["grid"], curves["found"], curves["truth"])
-        panel(values, "eigenvalues", "j")
-        own = {"color": OURS, "ms": 8}
-        _by_pair(
-            values,
-            {"truth": (found["truth"], "o", open_circle), "found": (found["found"], ".", own)},
-        )
-        panel(errors, "eigenfunction error 1 − |cos|", "j")
-        _by_pair(
-            errors,
-            {
-                "sampling error": (off["sampling"], "s-", {"color": "0.55", "ms": 5}),
-                "ours": (off["ours"], "o-", {"color": OURS, "ms": 5}),
-            },
-        )
-    told = f"Networks trained on {n} points (colour) and the exact eigenfunctions (dashed)"
-    figure.suptitle(told, fontsize=12)
-    return figure
+    for (left, middle, right), (name, case) in zip(rows, result["measured"].items(), strict=True):
+        curves = case["curves"]
+        panel(left, f"{KERNELS[name]} {case['formula']}", "x", "eigenfunction j")
+        ladder(left, curves["grid"], curves["found"], curves["truth"])
+        looks = {"truth": ("s", "0.55"), "found": (".", OURS)}
+        _by_pair(middle, "eigenvalues", case["eigenvalues"], **looks)
+        looks = {"sampling": ("s-", "0.55"), "ours": ("o-", OURS)}
+        _by_pair(right, "eigenfunction error 1 − |cos|", case["errors"], **looks)
+        for axes in (middle, right):
+            axes.legend(frameon=False, fontsize=8)
+    trained = f"Networks trained on {result['config']['n']} points (colour)"
+    figure.suptitle(f"{trained} and the exact eigenfunctions (dashed)", fontsize=12)
+    return {"demo": figure}
 
 
-def spectrum(result: dict[str, Any]) -> Figure:
+def fit(result: dict[str, Any]) -> dict[str, Figure]:
     """Eigenvalues of a fit with their intervals on held-out points, and their residuals."""
     measured = result["measured"]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    places = range(1, len(measured["eigenvalues"]) + 1)
-    panel(left, "eigenvalues", "j").semilogy(
-        places, measured["eigenvalues"], "o-", color=OURS, ms=4
-    )
+    _by_pair(left, "eigenvalues", measured, eigenvalues=("o-", OURS))
     if certificate := measured.get("certificate"):
         low, high = (np.array(certificate[key], dtype=float) for key in ("low", "high"))
+        places = range(1, len(low) + 1)
         left.vlines(places, low, high, color="black", lw=1.2, label="95 % on held-out points")
         left.legend(frameon=False, fontsize=8)
+    _by_pair(right, "residual ‖Kψ − μψ‖/μ", measured, residuals=("o-", OTHER))
     residuals = np.maximum(np.array(measured["residuals"], dtype=float), 1e-16)
-    panel(right, "residual ‖Kψ − μψ‖/μ", "j").semilogy(places, residuals, "o-", color=OTHER, ms=4)
     right.set_ylim(np.nanmin(residuals) / 3, 3 * np.nanmax(residuals))  # not zoomed into noise
-    return figure
+    return {"spectrum": figure}
 
 
 def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:
     """Accuracy against confidence for each posterior; on the diagonal it knows what it knows."""
-    figure, panels = _panels(pictures)
-    for axes, (name, found) in zip(panels, pictures.items(), strict=False):
-        panel(axes, fill(name, WIDEST), "confidence", "accuracy")
-        shown = [i for i, share in enumerate(found["share"]) if share]
-        confidence = [found["confidence"][i] for i in shown]
-        accuracy = [found["accuracy"][i] for i in shown]
-        share = np.array([found["share"][i] for i in shown])
+    figure, panels = _panels(list(pictures), "confidence", "accuracy")
+    for axes, found in zip(panels, pictures.values(), strict=True):
+        bins = (found[key] for key in ("confidence", "accuracy", "share"))
+        confidence, accuracy, share = np.array([bin for bin in zip(*bins, strict=True) if bin[2]]).T
         axes.plot([0, 1], [0, 1], color="0.8", lw=1)
         axes.vlines(confidence, confidence, accuracy, color=OUTSIDE, lw=1.5, alpha=0.6)
         axes.scatter(confidence, accuracy, s=4 + 120 * share, color=INSIDE, zorder=3)
@@ -115,10 +98,9 @@ def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:
 
 
 def entropies(pictures: dict[str, dict[str, Any]], inside: str, outside: str) -> Figure:
-    """How unsure each posterior is of points like its data, and of foreign ones."""
-    figure, panels = _panels(pictures)
-    for axes, (name, found) in zip(panels, pictures.items(), strict=False):
-        panel(axes, fill(name, WIDEST), "predictive entropy", "density")
+    """The predictive entropy of each posterior at points like its data, and at OOD ones."""
+    figure, panels = _panels(list(pictures), "predictive entropy", "density")
+    for axes, found in zip(panels, pictures.values(), strict=True):
         edges = np.linspace(0, found["highest_entropy"], len(found["inside"]) + 1)
         for key, label, color in (("inside", inside, INSIDE), ("outside", outside, OUTSIDE)):
             if key in found:
@@ -142,11 +124,24 @@ def coverage(ways: dict[str, Any]) -> Figure:
     return figure
 
 
-def _panels(pictures: dict[str, Any]) -> tuple[Figure, list[Any]]:
-    columns = min(COLUMNS, len(pictures))
-    rows = -(-len(pictures) // columns)
+def _panels(titles: list[str], x: str, y: str) -> tuple[Figure, list[Axes]]:
+    columns = min(COLUMNS, len(titles))
+    rows = -(-len(titles) // columns)
     figure = Figure(figsize=(2.9 * columns, 2.6 * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels[len(pictures) :]:
+    for axes in panels[len(titles) :]:
         axes.set_axis_off()
-    return figure, panels
+    filled = (fill(title, WIDEST) for title in titles)
+    return figure, [panel(*each, x, y) for each in zip(panels, filled, strict=False)]
+
+
+def posterior(result: dict[str, Any]) -> dict[str, Figure]:
+    """How calibrated a model and its posterior are."""
+    found = {name: result["measured"][name] for name in ("model", "posterior")}
+    if result["config"]["likelihood"] == "regression":
+        return {"reliability": coverage(found)}
+    drawn = {name: part["picture"] for name, part in found.items()}
+    return {"reliability": reliability(drawn), "entropy": entropies(drawn, "test", "outside")}
+
+
+FIGURES = {"demo": demo, "fit": fit, "posterior": posterior}

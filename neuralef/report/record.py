@@ -18,53 +18,39 @@ from matplotlib.figure import Figure
 from neuralef.serialization import write_json
 
 KEYS = {"experiment", "preset", "config", "environment", "paper", "measured"}
-PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "laplace-torch")  # told where they are
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "laplace-torch")  # if installed
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     """The versions and the machine that made a result."""
     import neuralef
 
-    versions = {"neuralef": neuralef.__version__}
+    found = {"python": platform.python_version(), "neuralef": neuralef.__version__}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    device = torch.device(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
-        "python": platform.python_version(),
-        **versions,
+            found[package] = version(package)
+    cuda = torch.device(device).type == "cuda"
+    return found | {
         "device": str(device),
-        "processor": name,
+        "processor": torch.cuda.get_device_name(device) if cuda else platform.machine(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
     }
 
 
 def write_result(
-    folder: Path,
-    experiment: str,
-    *,
-    config: dict[str, Any],
-    measured: dict[str, Any],
-    preset: str | None = None,
-    paper: dict[str, Any] | None = None,
-    device: str | torch.device = "cpu",
-    machines: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """Write folder/result.json and return its content.
-
-    `machines` are the environments of a run in several sittings, if they are not this one.
-    """
-    first, *others = machines or [environment(device)]
+    folder: Path, experiment: str, *, config: dict[str, Any], measured: dict[str, Any],
+    device: str | torch.device = "cpu", **others: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Write folder/result.json and return its content; `others` are parts that a study adds."""
     result = {
         "experiment": experiment,
-        "preset": preset,
+        "preset": None,
         "config": config,
-        "environment": first | ({"later sittings": others} if others else {}),
-        "paper": paper or {},
+        "environment": environment(device),
+        "paper": {},
         "measured": measured,
-    }
+    } | others
     write_json(folder / "result.json", result)
     return result
 
@@ -76,18 +62,16 @@ def read_result(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} holds no result.json: is it the folder of a run?")
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        if not set(result) >= KEYS:
-            raise ValueError(f"it lacks {', '.join(sorted(KEYS - set(result)))}")
+        if missing := KEYS - set(result):
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged or of another program: {error}") from error
     return result
 
 
-def write_figure(folder: Path, name: str, figure: Figure) -> Path:
+def write_figure(folder: Path, name: str, figure: Figure) -> None:
     """Write a figure as PNG."""
-    path = folder / f"{name}.png"
-    figure.savefig(path, dpi=150)
-    return path
+    figure.savefig(folder / f"{name}.png", dpi=150)
 
 
 def timed(work: Callable[..., Any], *args: Any) -> tuple[Any, float]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rich import box
 from rich.table import Table
+
+Lines = Callable[[dict[str, Any]], Iterable[Table | str]]
 
 
 def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """A table as the terminal shows it."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(
-            column,
-            justify="left" if column in ("of", "method") else "right",
-            no_wrap=column not in ("of", "method"),
-        )
+        words = column in ("of", "method")
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
     for row in rows:
         table.add_row(*row)
     return table
@@ -38,6 +37,7 @@ def demo(result: dict[str, Any]) -> Iterator[Table | str]:
     columns = (
         "j", "μ truth", "μ sample", "μ found", "ours", "sampling", "residual", "on fresh points",
     )  # fmt: skip
+    config = result["config"]
     for name, case in result["measured"].items():
         values, errors = case["eigenvalues"], case["errors"]
         rows = [
@@ -50,10 +50,10 @@ def demo(result: dict[str, Any]) -> Iterator[Table | str]:
             )
             for j in range(len(errors["ours"]))
         ]
-        yield make_table(f"{name}: {case['formula']}, n = {result['config']['n']}", columns, rows)
+        yield make_table(f"{name}: {case['formula']}, n = {config['n']}", columns, rows)
         yield (
-            f"rank {case['rank']} of {result['config']['k']} asked for (truth: "
-            f"{case['rank_of_truth']}); {case['explained_trace']:.4%} of the trace explained; "
+            f"rank {case['rank']} of {config['k']} asked for (truth: {case['rank_of_truth']}); "
+            f"{case['explained_trace']:.4%} of the trace explained; "
             f"trained in {case['seconds']:.1f} s"
         )
     yield (
@@ -70,10 +70,8 @@ def fit(result: dict[str, Any]) -> Iterator[Table | str]:
     certificate = measured.get("certificate")
     columns = ["j", "eigenvalue", "residual"] + (["on held-out points"] if certificate else [])
     rows = []
-    for j, (value, residual) in enumerate(
-        zip(measured["eigenvalues"], measured["residuals"], strict=True)
-    ):
-        row = [str(j + 1), f"{value:.6g}", number(residual, 2)]
+    for j, value in enumerate(measured["eigenvalues"]):
+        row = [str(j + 1), f"{value:.6g}", number(measured["residuals"][j], 2)]
         rows.append(row + ([_interval(certificate, j)] if certificate else []))
     yield make_table(f"{config['kernel']} on {config['data']}", columns, rows)
     yield (
@@ -87,7 +85,7 @@ def fit(result: dict[str, Any]) -> Iterator[Table | str]:
 def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     """Scores of a model and of its posterior."""
     measured = result["measured"]
-    names = [name for name in ("model", "posterior") if name in measured]
+    names = ("model", "posterior")
     keys = [
         key for key in ("nll", "accuracy", "ece", "brier", "auroc", "aupr", "rmse", "mean_spread")
         if key in measured["posterior"]
@@ -99,19 +97,20 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     if measured["noise"] is not None:
         chosen += f", noise σ² = {measured['noise']:.3g}"
         for name in names:
-            found = measured[name]
-            held = dict(zip(found["levels"], found["coverage"], strict=True))
+            held = dict(zip(measured[name]["levels"], measured[name]["coverage"], strict=True))
             told = f"hold {held[0.5]:.1%} / {held[0.95]:.1%}"
             yield f"{name}: intervals that should hold 50 / 95 % {told}"
     how = "the held-out points" if result["config"]["tune"] else "the evidence"
-    if measured.get("predictive"):  # neither a regression has one nor an old result
+    if measured["predictive"]:  # a regression has none
         how += f", predictive {measured['predictive']}"
     yield f"{chosen}, by {how}; fitted in {measured['fit_seconds']:.1f} s"
 
 
-def any_result(result: dict[str, Any]) -> Iterator[Table | str]:
+TABLES = {"demo": demo, "fit": fit, "posterior": posterior}
+
+
+def lines_of(result: dict[str, Any], tables: Mapping[str, Lines] = TABLES) -> Iterator[Table | str]:
     """The tables of whatever run this is."""
-    tables = {"demo": demo, "fit": fit, "posterior": posterior}
     if result["experiment"] not in tables:
         raise ValueError(f"no table for a result of {result['experiment']!r}; use --json")
     yield from tables[result["experiment"]](result)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from neuralef.cli import legendre, quadrature_spectrum
-from neuralef.metrics import eigenfunction_error
 from neuralef.report import read_result
 from paper import classic, plots, tables
+from paper.metrics import eigenfunction_error
 
 TINY = classic.Preset(
     k=10,

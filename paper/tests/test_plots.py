@@ -51,11 +51,11 @@ def test_every_machine_that_made_a_record_is_known_once(tmp_path):
     older.write_text(json.dumps({key: content[key] for key in content if key != "machines"}))
     with pytest.raises(ValueError, match=r"older\.json is damaged or too old"):
         Ledger(older, {}, HERE)  # its records lack more than that
-    machines = Ledger(path, {}, {"processor": "a third, which only looks"}).machines
-    assert machines == [HERE, THERE]
-    result = write_result(tmp_path, "laplace", config={}, measured={}, machines=machines)
-    assert result["environment"] == HERE | {"later sittings": [THERE]}
-    result = write_result(tmp_path, "laplace", config={}, measured={}, machines=[THERE])
+    ledger = Ledger(path, {}, {"processor": "a third, which only looks"})
+    assert ledger.machines == [HERE, THERE]
+    assert ledger.environment == HERE | {"later sittings": [THERE]}
+    environment = Ledger(tmp_path / "new.json", {}, THERE).environment
+    result = write_result(tmp_path, "new", config={}, measured={}, environment=environment)
     assert result["environment"] == THERE
 
 

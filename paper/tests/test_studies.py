@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from studies import TINY, blobs, run_study, tiny
 
-from neuralef.metrics import cosines, relative_error
 from neuralef.report import KEYS, read_result
 from paper import cifar, plots, tables
+from paper.metrics import cosines, relative_error
 
 FIGURES = {
     "toy": {"figure3.png"},
