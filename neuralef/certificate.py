@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuralef.gram import Gram
+from neuralef.gram.base import Gram, own_blocks
 
 # Half-widths of 95 % intervals, in standard errors.
 NORMAL_95 = 1.96
 # An interval wider than this share of its eigenvalue, either way, certifies nothing.
 CERTIFIABLE = 0.5
-# Points whose own c × c blocks are read off one dense block.
-POINTS_PER_BLOCK = 16
 LEAST_POINTS = 3
 PER_PAIR = ("eigenvalues", "estimates", "low", "high", "certifiable")
 
@@ -169,10 +167,8 @@ def _same_point(gram: Gram, rows: Tensor) -> Tensor:
     if gram.layout.per_point == 1:
         return gram.fold(gram.diagonal().double()[..., None]) * rows
     values = rows[0].reshape(len(gram), gram.outputs, -1)
-    parts = []
-    for start in range(0, len(gram), POINTS_PER_BLOCK):
-        part = gram[start : start + POINTS_PER_BLOCK]
-        dense = part.to_dense().double().reshape(len(part), gram.outputs, len(part), gram.outputs)
-        own = dense.diagonal(dim1=0, dim2=2)  # (c, c, points)
-        parts.append(torch.einsum("cdp,pdk->pck", own, values[start : start + len(part)]))
+    parts = [
+        torch.einsum("cdp,pdk->pck", blocks.double(), values[points])
+        for points, blocks in own_blocks(gram)
+    ]
     return torch.cat(parts).reshape_as(rows)

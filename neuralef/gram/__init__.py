@@ -8,11 +8,5 @@ from neuralef.gram.kernel import KernelGram
 from neuralef.gram.weighted import WeightedGram
 
 __all__ = [
-    "DenseGram",
-    "FeatureGram",
-    "Gram",
-    "JacobianGram",
-    "KernelGram",
-    "RootGram",
-    "WeightedGram",
-]
+    "DenseGram", "FeatureGram", "Gram", "JacobianGram", "KernelGram", "RootGram", "WeightedGram",
+]  # fmt: skip

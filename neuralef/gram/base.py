@@ -6,6 +6,7 @@ more; inside it is folded into rows (g, r, k), as `Layout` says.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,15 @@ from torch import Tensor
 
 from neuralef.kernels.base import Kernel
 from neuralef.layout import Layout
+from neuralef.points import Points
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from neuralef.gram.weighted import WeightedGram
     from neuralef.jacobian import Tangent
+
+POINTS_PER_BLOCK = 16  # whose own c × c blocks are read off one dense block
 
 
 class Gram(ABC):
@@ -34,6 +40,7 @@ class Gram(ABC):
     has_root: bool = False  # K = ΦΦᵀ/scale: products with Φ, as `RootGram` has them
     is_weighted: bool = False
     has_features: bool = False  # Φ lies in memory, and any points may stand for the rows
+    precision: float = torch.finfo(torch.float64).eps  # relative, of a product with float64 rows
     kernel: Kernel | None = None
     feature_map: Callable[[Any], Tensor] | None = None
     tangent: Tangent | None = None
@@ -64,11 +71,6 @@ class Gram(ABC):
     def rounding(self) -> Tensor:
         """The size of the rounding errors in κ's values, for each eigenproblem: (g,)."""
         return torch.finfo(self.dtype).eps * self.mean_diagonal()
-
-    @property
-    def precision(self) -> float:
-        """The relative rounding of a product with float64 rows."""
-        return torch.finfo(torch.float64).eps
 
     @property
     def device(self) -> torch.device:
@@ -124,9 +126,15 @@ class Gram(ABC):
             raise ValueError(f"the Gram is on {self.device}, the functions are on {psi.device}")
         return self.unfold(self.product(self.fold(psi)))
 
-    @abstractmethod
-    def __getitem__(self, index: Tensor | slice) -> Gram:
+    def __getitem__(self, index: Tensor | slice) -> Self:
         """The Gram of some of the points: the block of a mini-batch."""
+        return self.seen_as(self.x[index])
+
+    def seen_as(self, x: Points) -> Self:
+        """A copy that differs in its points only."""
+        other = copy.copy(self)
+        other.x = x
+        return other
 
     @abstractmethod
     def product(self, rows: Tensor) -> Tensor:
@@ -156,15 +164,7 @@ class RootGram(Gram):
     is_semidefinite = True
     has_root = True
     scale: float = 1.0  # K = ΦΦᵀ/scale
-
-    @abstractmethod
-    def __getitem__(self, index: Tensor | slice) -> RootGram:
-        """The Gram of some of the points: the block of a mini-batch."""
-
-    @property
-    @abstractmethod
-    def features(self) -> int:
-        """The width f of Φ."""
+    features: int  # the width f of Φ
 
     @abstractmethod
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -208,11 +208,21 @@ class RootGram(Gram):
 
     def diagonal(self) -> Tensor:
         """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
-        double = torch.float64
-        parts = [chunk.square().sum(2, dtype=double) for chunk in self.chunks(double)]
-        return self.unfold(torch.cat(parts, dim=1)[..., None] / self.scale)[..., 0]
+        chunks = self.chunks(torch.float64)
+        parts = [chunk.square().sum(2, True, dtype=torch.float64) for chunk in chunks]
+        return self.unfold(torch.cat(parts, dim=1) / self.scale)[..., 0]
 
     def to_dense(self) -> Tensor:
         """The matrix in float64: (n, n), joint (n·c, n·c), or independent (c, n, n)."""
         phi = torch.cat(list(self.chunks(torch.float64)), dim=1)
         return self.layout.unfold_groups(phi @ phi.mT / self.scale)
+
+
+def own_blocks(gram: Gram) -> Iterator[tuple[slice, Tensor]]:
+    """A few points at a time and their κ(x_i, x_i) between joint outputs, (c, c, points)."""
+    c = gram.outputs
+    for start in range(0, len(gram), POINTS_PER_BLOCK):
+        points = slice(start, start + POINTS_PER_BLOCK)
+        part = gram[points]
+        dense = part.to_dense().reshape(len(part), c, len(part), c)
+        yield points, dense.diagonal(dim1=0, dim2=2)

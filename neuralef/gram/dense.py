@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 
@@ -52,13 +50,9 @@ class DenseGram(Gram):
         return eps * self.mean_diagonal()
 
     def __getitem__(self, index: Tensor | slice) -> DenseGram:
-        part = copy.copy(self)
-        part.x = self.x[index]
-        points = torch.arange(len(self), device=self.device)[index]
-        if not self.independent and self.outputs > 1:
-            offsets = torch.arange(self.outputs, device=self.device)
-            points = (points[:, None] * self.outputs + offsets).flatten()
-        part.matrix = self.matrix[..., points[:, None], points]
+        part = super().__getitem__(index)
+        rows = torch.arange(self.rows, device=self.device).view(len(self), -1)[index].flatten()
+        part.matrix = self.matrix[..., rows[:, None], rows]
         return part
 
     def product(self, rows: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,12 +31,9 @@ class FeatureGram(RootGram):
     has_features = True
 
     def __init__(
-        self,
-        x: Points,
-        phi: Tensor,
-        feature_map: Callable[[Any], Tensor] | None = None,
+        self, x: Points, phi: Tensor, feature_map: Callable[[Any], Tensor] | None = None,
         independent: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.x = check_points(x, integers=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -55,6 +51,8 @@ class FeatureGram(RootGram):
         if self.phi.ndim == 2 and independent:
             raise ValueError("independent outputs need phi of shape (n, c, s)")
         self.layout = Layout(1 if self.phi.ndim == 2 else self.phi.shape[1], independent)
+        self.features = self.phi.shape[-1]
+        self.scale = self.features  # K is the mean over the features
         for part in self.phi.split(self._points_per_chunk):
             check_finite(part, "phi")
         if feature_map is not None:
@@ -78,16 +76,6 @@ class FeatureGram(RootGram):
             )
 
     @property
-    def features(self) -> int:
-        """The width s of Φ."""
-        return self.phi.shape[-1]
-
-    @property
-    def scale(self) -> float:  # type: ignore[override]
-        """s: K is the mean over the features."""
-        return self.features
-
-    @property
     def dtype(self) -> torch.dtype:
         """That of the points or, where they are token ids, float64 if Φ is."""
         double = self.phi.dtype == torch.float64 and not self.x.dtype.is_floating_point
@@ -95,27 +83,19 @@ class FeatureGram(RootGram):
 
     def rounding(self) -> Tensor:
         """Φ is taken as exact, and multiplied in float64."""
-        return torch.finfo(torch.float64).eps * self.mean_diagonal()
+        return self.precision * self.mean_diagonal()
 
     @property
     def _points_per_chunk(self) -> int:
         return max(1, CHUNK // self.phi[0].numel())
 
     def __getitem__(self, index: Tensor | slice) -> FeatureGram:
-        part = copy.copy(self)
-        part.x = self.x[index]
+        part = super().__getitem__(index)
         where = index.to(self.phi.device) if isinstance(index, Tensor) else index
         part.phi = self.phi[where].to(self.x.device)
         return part
 
-    def seen_as(self, x: Points) -> FeatureGram:
-        """The same features of the same points, which a network sees as x."""
-        other = copy.copy(self)
-        other.x = x
-        return other
-
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """Φ as folded (g, some rows, s) chunks on the device of x."""
         for part in self.phi.split(self._points_per_chunk):
-            part = part.to(device=self.device, dtype=dtype)
-            yield self.fold(part)
+            yield self.fold(part.to(device=self.device, dtype=dtype))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import torch
@@ -31,6 +30,8 @@ class JacobianGram(RootGram):
         self.tangent: Tangent = model if isinstance(model, Tangent) else Tangent(model)
         self.x = check_points(x, integers=True)
         self.layout = Layout(self.tangent.outputs(self.x))
+        self.features = self.tangent.size
+        self.precision = torch.finfo(self.dtype).eps  # J is in the model's dtype
         self._mean_diagonal: Tensor | None = None
 
     @property
@@ -38,14 +39,8 @@ class JacobianGram(RootGram):
         """That of the model."""
         return self.tangent.dtype
 
-    @property
-    def features(self) -> int:
-        """The number p of parameters."""
-        return self.tangent.size
-
     def __getitem__(self, index: Tensor | slice) -> JacobianGram:
-        part = copy.copy(self)
-        part.x = self.x[index]
+        part = super().__getitem__(index)
         part._mean_diagonal = None
         return part
 
@@ -57,11 +52,6 @@ class JacobianGram(RootGram):
                 trace += jacobian.square().sum(dtype=torch.float64)
                 yield jacobian.reshape(1, -1, self.features)
         self._mean_diagonal = trace[None] / len(self)
-
-    @property
-    def precision(self) -> float:
-        """The rounding of a product: J is in the model's dtype."""
-        return torch.finfo(self.dtype).eps
 
     def mean_diagonal(self) -> Tensor:
         """The trace per point, E κ(x, x): (1,); any pass over J has it as a by-product."""

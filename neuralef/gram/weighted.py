@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_finite
-from neuralef.gram.base import Gram, RootGram
-
-# Points whose own c × c blocks are read off one dense block.
-POINTS_PER_BLOCK = 16
+from neuralef.gram.base import Gram, RootGram, own_blocks
 
 
 class WeightedGram(Gram):
@@ -33,16 +30,12 @@ class WeightedGram(Gram):
         self.gram, self.root = gram, root  # W^½, (n,) or (n, c, c) in float64
         self.x, self.layout, self.is_semidefinite = gram.x, gram.layout, gram.is_semidefinite
         self.kernel, self.feature_map, self.tangent = gram.kernel, gram.feature_map, gram.tangent
+        self.precision = gram.precision
 
     @property
     def dtype(self) -> torch.dtype:
         """That of the Gram itself."""
         return self.gram.dtype
-
-    @property
-    def precision(self) -> float:
-        """That of the Gram itself."""
-        return self.gram.precision
 
     def rounding(self) -> Tensor:
         """In proportion to κ itself."""
@@ -78,16 +71,11 @@ class WeightedGram(Gram):
         if self.root.ndim == 1:
             rows = self.fold(self.gram.diagonal()[..., None])
             return self.unfold(self.weigh(self.weigh(rows)))[..., 0]
-        parts = [
-            self[start : start + POINTS_PER_BLOCK].to_dense().diagonal()
-            for start in range(0, len(self), POINTS_PER_BLOCK)
-        ]
-        return torch.cat(parts).reshape(len(self), -1)
+        return torch.cat([blocks.diagonal() for _, blocks in own_blocks(self)])
 
     def to_dense(self) -> Tensor:
         """W^½ K W^½, in the layout of K."""
-        fold = self.layout.fold_block
-        left = self.weigh(fold(self.gram.to_dense()))
+        left = self.weigh(self.layout.fold_block(self.gram.to_dense()))
         return self.layout.unfold_groups(self.weigh(left.mT).mT)
 
 
@@ -98,12 +86,7 @@ class WeightedRootGram(WeightedGram, RootGram):
 
     def __init__(self, gram: RootGram, root: Tensor) -> None:
         super().__init__(gram, root)
-        self.scale = gram.scale
-
-    @property
-    def features(self) -> int:
-        """The width f of Φ."""
-        return self.gram.features
+        self.scale, self.features = gram.scale, gram.features
 
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """W^½Φ as folded (g, some rows, f) chunks."""
@@ -113,9 +96,7 @@ class WeightedRootGram(WeightedGram, RootGram):
             yield _scaled(chunk, self.root[start : start + points])
             start += points
 
-    def diagonal(self) -> Tensor:
-        """That of W^½ K W^½: (n,), or (n, c) for c outputs."""
-        return RootGram.diagonal(self)
+    diagonal = RootGram.diagonal
 
 
 def under(gram: Gram, root: Tensor) -> WeightedGram:
