@@ -99,14 +99,14 @@ class HeadFunctions(Functions):
     shared: ClassVar[bool] = True
 
     def __init__(
-        self, make: Callable[[int, int], nn.Module], k: int, layout: Layout, normalize: bool
-    ) -> None:
-        k, outputs = check_count(k, "k"), check_count(layout.outputs, "outputs")
+        self, make: Callable[[int, int], nn.Module], k: int, outputs: int, independent: bool,
+        normalize: bool,
+    ) -> None:  # fmt: skip
+        k, outputs = check_count(k, "k"), check_count(outputs, "outputs")
         stack, heads = (1, outputs * k) if self.shared else (k, outputs)
-        norm = L2BatchNorm(k, outputs, layout.independent) if normalize else nn.Identity()
+        norm = L2BatchNorm(k, outputs, independent) if normalize else nn.Identity()
         super().__init__(make(stack, heads), norm)
-        self.k, self.layout, self.normalize = k, layout, normalize
-        self.outputs, self.independent = outputs, layout.independent
+        self.k, self.outputs, self.independent, self.normalize = k, outputs, independent, normalize
 
     def functions(self, x: Any) -> Tensor:
         """The functions before their normalisation."""
@@ -116,4 +116,4 @@ class HeadFunctions(Functions):
         """What the heads give, (n, stack·heads), as functions (n, k) or (n, c, k)."""
         n, k, c = h.shape[0], self.k, self.outputs
         h = h.reshape(n, c, k) if self.shared else h.reshape(n, k, c).mT
-        return h if self.layout.point else h[:, 0]
+        return h if Layout(c, self.independent).point else h[:, 0]

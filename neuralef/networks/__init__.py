@@ -8,18 +8,7 @@ from neuralef.networks.pretrained import Pretrained
 from neuralef.networks.resnet import ResNet, SharedResNet, StackedResNet
 
 __all__ = [
-    "ActivationHead",
-    "Activations",
-    "L2BatchNorm",
-    "Normalized",
-    "Pretrained",
-    "ResNet",
-    "SharedCNN",
-    "SharedMLP",
-    "SharedResNet",
-    "StackedCNN",
-    "StackedMLP",
-    "StackedResNet",
-    "default_network",
-    "past_the_model",
-]
+    "ActivationHead", "Activations", "L2BatchNorm", "Normalized", "Pretrained", "ResNet",
+    "SharedCNN", "SharedMLP", "SharedResNet", "StackedCNN", "StackedMLP", "StackedResNet",
+    "default_network", "past_the_model",
+]  # fmt: skip

@@ -39,13 +39,18 @@ class Activations(nn.Module):
         self.model = copy.deepcopy(model).requires_grad_(False)
         device = next(self.model.parameters(), torch.empty(0)).device
         self.example = None if example is None else move(twice(example), device)
-        layers = [(n, part) for n, part in self.model.named_modules() if isinstance(part, LAYERS)]
+        layers = {n: part for n, part in self.model.named_modules() if isinstance(part, LAYERS)}
         if not layers:
             raise ValueError(
                 f"{type(model).__name__} has no linear or convolutional layers to look at"
             )
-        self.names = [name for name, _ in layers]
-        self.size = sum(map(_channels, dict(layers).values())) + len(layers[-1][1].weight)
+        self.names = list(layers)
+        *_, last = layers.values()
+        channels = [
+            part.in_features if isinstance(part, nn.Linear) else part.in_channels
+            for part in layers.values()
+        ]
+        self.size = sum(channels) + len(last.weight)
         if self.example is not None:
             self._keep_one_row_a_point(self.example)
 
@@ -123,10 +128,6 @@ class Activations(nn.Module):
         return torch.cat([self(part) for part in parts])
 
 
-def _channels(layer: Any) -> int:
-    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-
-
 @rebuildable(passed={"model": "model"})
 class ActivationHead(nn.Module):
     """k functions on the activations of a trained model: an MLP that sees what the model sees.
@@ -146,6 +147,7 @@ class ActivationHead(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.activations = Activations(model, example)
+        self.example = self.activations.example
         if width is None:
             width = min(512, max(64, 4 * self.activations.size))
         self.k, self.outputs, self.independent = k, outputs, independent
@@ -159,11 +161,6 @@ class ActivationHead(nn.Module):
     def model(self) -> nn.Module:
         """The frozen copy that is looked at."""
         return self.activations.model
-
-    @property
-    def example(self) -> Points | None:
-        """One of the points, twice, if the head was made with any."""
-        return self.activations.example
 
     def standardize(self, x: Points) -> None:
         """Take the shift and the scale of each activation from the points x."""
@@ -185,16 +182,14 @@ def past_the_model(network: nn.Module, x: Points) -> tuple[nn.Module, Points]:
     Other networks and their points come back as they are, and so does a head whose model learns
     with it, whose activations would fill the memory, or which does more than heads do.
     """
-    if network._forward_hooks or network._forward_pre_hooks:
-        return network, x
-    if type(network) is Normalized:
+    hooked = network._forward_hooks or network._forward_pre_hooks
+    if type(network) is Normalized and not hooked:
         inner, seen = past_the_model(network.network, x)
-        if inner is not network.network:
-            network = Normalized(inner, network.normalization)
-        return network, seen
-    if type(network) is not ActivationHead:
-        return network, x
-    front = network.activations
-    if any(p.requires_grad for p in front.parameters()) or len(x) * front.size > HELD:
-        return network, x
-    return network.head, front.of_many(x)
+        same = inner is network.network
+        return network if same else Normalized(inner, network.normalization), seen
+    if type(network) is ActivationHead and not hooked:
+        front = network.activations
+        learns = any(parameter.requires_grad for parameter in front.parameters())
+        if not learns and len(x) * front.size <= HELD:
+            return network.head, front.of_many(x)
+    return network, x

@@ -9,7 +9,6 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import skip_init
 
 from neuralef.checks import check_count
-from neuralef.layout import Layout
 from neuralef.modules.functions import HeadFunctions, make_generator
 from neuralef.modules.heads import Heads, StackedLinear, check_images, start_uniform
 from neuralef.serialization import rebuildable
@@ -32,24 +31,20 @@ class _CNN(nn.Sequential):
             )
         height, width = (check_count(side, "size", least=4) for side in sides)
         first, second, hidden = (check_count(number, "widths") for number in widths)
-        inputs = second * (height // 4) * (width // 4)
-        # All networks see the same images, so the first convolution needs neither copies of them
-        # nor groups.
-        weighted = (
-            skip_init(nn.Conv2d, check_count(channels, "channels"), stack * first, 5, padding=2),
-            skip_init(nn.Conv2d, stack * first, stack * second, 5, padding=2, groups=stack),
-            skip_init(StackedLinear, inputs, hidden, stack),
-            skip_init(Heads, hidden, heads, stack),
-        )
-        generator = make_generator(seed)
-        for layer in weighted:
-            start_uniform(layer, generator)
         super().__init__(
-            weighted[0], nn.BatchNorm2d(stack * first), nn.ReLU(), nn.MaxPool2d(2),
-            weighted[1], nn.BatchNorm2d(stack * second), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            weighted[2], nn.BatchNorm1d(stack * hidden), nn.ReLU(),
-            weighted[3],
+            # without groups, since all networks see the same images
+            skip_init(nn.Conv2d, check_count(channels, "channels"), stack * first, 5, padding=2),
+            nn.BatchNorm2d(stack * first), nn.ReLU(), nn.MaxPool2d(2),
+            skip_init(nn.Conv2d, stack * first, stack * second, 5, padding=2, groups=stack),
+            nn.BatchNorm2d(stack * second), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            skip_init(StackedLinear, second * (height // 4) * (width // 4), hidden, stack),
+            nn.BatchNorm1d(stack * hidden), nn.ReLU(),
+            skip_init(Heads, hidden, heads, stack),
         )  # fmt: skip
+        generator = make_generator(seed)
+        for layer in self:
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                start_uniform(layer, generator)
         self.channels, self.size = channels, (height, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +59,7 @@ class _CNNFunctions(HeadFunctions):
         normalize: bool = True, seed: int | None = None,
     ) -> None:  # fmt: skip
         make = partial(_CNN, channels, size, widths, seed)
-        super().__init__(make, k, Layout(outputs, independent), normalize)
+        super().__init__(make, k, outputs, independent, normalize)
         self.channels, self.size, self.widths, self.seed = channels, size, widths, seed
 
 

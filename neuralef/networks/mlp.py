@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.gram import Gram
-from neuralef.layout import Layout
 from neuralef.modules.functions import HeadFunctions, make_generator
 from neuralef.networks.cnn import SharedCNN
 from neuralef.serialization import rebuildable
@@ -106,7 +105,7 @@ class _MLPFunctions(HeadFunctions):
         seed: int | None = None, bandwidth: float = 1.0,
     ) -> None:  # fmt: skip
         make = partial(_MLP, inputs, width, depth, activation, bandwidth, seed)
-        super().__init__(make, k, Layout(outputs, independent), normalize)
+        super().__init__(make, k, outputs, independent, normalize)
         self.inputs, self.width, self.depth, self.activation = inputs, width, depth, activation
         self.bandwidth, self.seed = bandwidth, seed
 
@@ -164,8 +163,10 @@ def default_network(
             f"there is no network by default for {came}: give solve(…) one of yours, such as "
             "networks.Pretrained(model, k), or pass numbers as x.float()"
         )
-    arguments: dict[str, Any] = {"normalize": normalize, "seed": seed}
-    arguments |= {"outputs": gram.outputs, "independent": gram.independent}
+    arguments: dict[str, Any] = {
+        "outputs": gram.outputs, "independent": gram.independent, "normalize": normalize,
+        "seed": seed,
+    }  # fmt: skip
     inputs = x[0].numel()
     if x.ndim == 4 and min(x.shape[2:]) >= SMALLEST_IMAGE:
         _, channels, *size = x.shape

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from neuralef.layout import Layout
 from neuralef.modules.functions import HeadFunctions, make_generator
 from neuralef.modules.heads import Heads, start_uniform
 from neuralef.serialization import rebuildable
@@ -33,10 +32,8 @@ class Pretrained(HeadFunctions):
     ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch module, got {type(model).__name__}")
-        super().__init__(
-            lambda _, heads: _with_heads(model, heads, seed),
-            k, Layout(outputs, independent), normalize,
-        )  # fmt: skip
+        make = lambda _, heads: _with_heads(model, heads, seed)  # noqa: E731
+        super().__init__(make, k, outputs, independent, normalize)
         self.normalization.to(_last_linear(self.network)[1].weight)
         self.seed = seed
 

@@ -9,7 +9,6 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import skip_init
 
 from neuralef.checks import check_count
-from neuralef.layout import Layout
 from neuralef.modules.functions import HeadFunctions, make_generator
 from neuralef.modules.heads import Heads, check_images, start_uniform
 from neuralef.serialization import rebuildable
@@ -143,10 +142,8 @@ class _ResNetFunctions(HeadFunctions):
         self, k: int, depth: int = 20, width: int = 16, channels: int = 3, outputs: int = 1,
         independent: bool = False, normalize: bool = True, seed: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            lambda stack, heads: ResNet(depth, width, channels, heads, stack, seed),
-            k, Layout(outputs, independent), normalize,
-        )  # fmt: skip
+        make = lambda stack, heads: ResNet(depth, width, channels, heads, stack, seed)  # noqa: E731
+        super().__init__(make, k, outputs, independent, normalize)
         self.depth, self.width, self.channels, self.seed = depth, width, channels, seed
 
 
