@@ -22,15 +22,12 @@ def make_generator(seed: int | None) -> torch.Generator | None:
 class L2BatchNorm(nn.Module):
     """Divide each function by its root mean square over the batch (equation 13 of the paper).
 
-    σ_j² = (1/b) Σ_i Σ_c h_ijc² in training, one σ for each output where outputs are independent; a
-    moving average of it otherwise. There is no centring and nothing to learn.
+    In training σ_j² = (1/b) Σ_i Σ_c h_ijc², for each output where outputs are independent; a moving
+    average of it otherwise. There is no centring and nothing to learn.
 
     >>> L2BatchNorm(3)(torch.randn(100, 3)).square().mean(0).round(decimals=4)
     tensor([1., 1., 1.])
     """
-
-    mean_square: Tensor
-    batches: Tensor
 
     def __init__(
         self, k: int, outputs: int = 1, independent: bool = False, momentum: float = 0.1
@@ -38,9 +35,8 @@ class L2BatchNorm(nn.Module):
         super().__init__()
         self.k = check_count(k, "k")
         self.outputs, self.independent, self.momentum = outputs, independent, momentum
-        shape = (outputs, k) if independent else (k,)
-        self.register_buffer("mean_square", torch.ones(shape))
-        self.register_buffer("batches", torch.tensor(0))
+        self.mean_square = nn.Buffer(torch.ones((outputs, k) if independent else (k,)))
+        self.batches = nn.Buffer(torch.tensor(0))
 
     def forward(self, h: Tensor) -> Tensor:
         """(n, k) or (n, c, k), normalised."""
@@ -55,7 +51,7 @@ class L2BatchNorm(nn.Module):
         with torch.no_grad():
             weight = torch.where(self.batches == 0, 1.0, self.momentum).to(h.dtype)
             self.mean_square.lerp_(squares.detach(), weight)
-            self.batches += 1
+            self.batches.add_(1)
         return h / squares.sqrt()
 
 
@@ -93,7 +89,7 @@ class Normalized(Functions):
 class HeadFunctions(Functions):
     """k functions out of networks that end in heads: k networks, or a `shared` one.
 
-    `make(stack, heads)` gives `stack` networks of so many heads each, (n, …) ↦ (n, stack·heads).
+    `make(heads, stack)` gives `stack` networks of so many heads each, (n, …) ↦ (n, stack·heads).
     """
 
     shared: ClassVar[bool] = True
@@ -103,9 +99,9 @@ class HeadFunctions(Functions):
         normalize: bool,
     ) -> None:  # fmt: skip
         k, outputs = check_count(k, "k"), check_count(outputs, "outputs")
-        stack, heads = (1, outputs * k) if self.shared else (k, outputs)
+        heads, stack = (outputs * k, 1) if self.shared else (outputs, k)
         norm = L2BatchNorm(k, outputs, independent) if normalize else nn.Identity()
-        super().__init__(make(stack, heads), norm)
+        super().__init__(make(heads, stack), norm)
         self.k, self.outputs, self.independent, self.normalize = k, outputs, independent, normalize
 
     def functions(self, x: Any) -> Tensor:

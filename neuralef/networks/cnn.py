@@ -21,7 +21,7 @@ class _CNN(nn.Sequential):
 
     def __init__(
         self, channels: int, size: int | Sequence[int], widths: Sequence[int], seed: int | None,
-        stack: int, heads: int,
+        heads: int, stack: int,
     ) -> None:  # fmt: skip
         sides = tuple(size) if isinstance(size, Sequence) else (size, size)
         if len(sides) != 2 or len(widths) != 3:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from neuralef.serialization import rebuildable
 class Pretrained(HeadFunctions):
     """A copy of a trained model whose last linear layer is replaced by fresh heads for k functions.
 
-    The copy is trained whole, the model itself is left as it is. Nothing but the model touches the
-    points: they may be images, token ids, or whatever else it takes. x ↦ (n, k), or (n, c, k).
+    The copy is trained whole, the model itself stays unchanged. Points are whatever it takes:
+    images, token ids, … x ↦ (n, k), or (n, c, k).
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 10))
@@ -32,8 +33,7 @@ class Pretrained(HeadFunctions):
     ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch module, got {type(model).__name__}")
-        make = lambda _, heads: _with_heads(model, heads, seed)  # noqa: E731
-        super().__init__(make, k, outputs, independent, normalize)
+        super().__init__(partial(_with_heads, model, seed), k, outputs, independent, normalize)
         self.normalization.to(_last_linear(self.network)[1].weight)
         self.seed = seed
 
@@ -64,7 +64,7 @@ def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
     return layers[-1]
 
 
-def _with_heads(model: nn.Module, heads: int, seed: int | None) -> nn.Module:
+def _with_heads(model: nn.Module, seed: int | None, heads: int, stack: int) -> nn.Module:
     """A trainable copy of the model, so many heads in place of its last linear layer."""
     name, last = _last_linear(model)
     layer = skip_init(Heads, last.in_features, heads)

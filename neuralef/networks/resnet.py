@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, fx, nn
@@ -93,8 +94,8 @@ class ResNet(nn.Module):
         """A network so many times as wide, with the same logits: one that can learn more.
 
         Every channel is there `factor` times; what reads it has a weight for each copy, different
-        ones with the same sum (T. Chen, I. Goodfellow and J. Shlens, "Net2Net", ICLR 2016). Beside
-        its tensors nothing is taken over: all parameters can be trained.
+        ones with the same sum (T. Chen, I. Goodfellow and J. Shlens, "Net2Net", ICLR 2016). All
+        parameters can be trained.
 
         >>> model, x = ResNet(depth=8, width=4, seed=0).eval(), torch.randn(2, 3, 32, 32)
         >>> torch.allclose(model.widened(seed=0)(x), model(x), atol=1e-5)
@@ -142,16 +143,14 @@ class _ResNetFunctions(HeadFunctions):
         self, k: int, depth: int = 20, width: int = 16, channels: int = 3, outputs: int = 1,
         independent: bool = False, normalize: bool = True, seed: int | None = None,
     ) -> None:  # fmt: skip
-        make = lambda stack, heads: ResNet(depth, width, channels, heads, stack, seed)  # noqa: E731
+        make = partial(ResNet, depth, width, channels, seed=seed)
         super().__init__(make, k, outputs, independent, normalize)
         self.depth, self.width, self.channels, self.seed = depth, width, channels, seed
 
 
 @rebuildable
 class StackedResNet(_ResNetFunctions):
-    """k residual networks with weights of their own, by grouped convolutions.
-
-    (n, channels, height, width) ↦ (n, k), or (n, c, k) for c outputs.
+    """k residual networks with weights of their own: images ↦ (n, k), or (n, c, k).
 
     >>> StackedResNet(k=3, depth=8, width=4, seed=0)(torch.randn(4, 3, 32, 32)).shape
     torch.Size([4, 3])
@@ -162,9 +161,7 @@ class StackedResNet(_ResNetFunctions):
 
 @rebuildable
 class SharedResNet(_ResNetFunctions):
-    """One residual network with k heads: far cheaper than k networks.
-
-    (n, channels, height, width) ↦ (n, k), or (n, c, k) for c outputs.
+    """One residual network with k heads, far cheaper than k networks: images ↦ (n, k) or (n, c, k).
 
     >>> SharedResNet(k=20, depth=8, outputs=10, seed=0)(torch.randn(4, 3, 32, 32)).shape
     torch.Size([4, 10, 20])
