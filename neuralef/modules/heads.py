@@ -1,4 +1,4 @@
-"""Layers that networks for images and pretrained models are made of, and how they start."""
+"""The linear layers that stacks of networks end in, and how layers start."""
 
 from __future__ import annotations
 
@@ -51,14 +51,3 @@ def start_uniform(layer: nn.Conv2d | nn.Linear, generator: torch.Generator | Non
     bound = layer.weight[0].numel() ** -0.5
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
-
-
-@fx.wrap  # and so in every module that calls it
-def check_images(x: Tensor, channels: int, size: tuple[int, int] | None = None) -> None:
-    """Refuse what is no batch of images (n, channels, height, width), of any size for None."""
-    if x.ndim != 4 or x.shape[1] != channels or size not in (None, x.shape[2:]):
-        height, width = size or ("height", "width")
-        raise ValueError(
-            f"the network takes images (n, {channels}, {height}, {width}), got {tuple(x.shape)}; "
-            "reshape them, or make the network for images like these"
-        )

@@ -2,10 +2,9 @@
 
 from neuralef.modules.functions import L2BatchNorm, Normalized
 from neuralef.networks.activation_head import ActivationHead, Activations, past_the_model
-from neuralef.networks.cnn import SharedCNN, StackedCNN
+from neuralef.networks.images import ResNet, SharedCNN, SharedResNet, StackedCNN, StackedResNet
 from neuralef.networks.mlp import SharedMLP, StackedMLP, default_network
 from neuralef.networks.pretrained import Pretrained
-from neuralef.networks.resnet import ResNet, SharedResNet, StackedResNet
 
 __all__ = [
     "ActivationHead", "Activations", "L2BatchNorm", "Normalized", "Pretrained", "ResNet",
