@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.jacobian.inspection import check_model, layer_by_layer
-from neuralef.modules.functions import Normalized
+from neuralef.modules.heads import Normalized
 from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, move, points_at_once, twice
 from neuralef.progress import watched
@@ -24,9 +24,8 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Activations(nn.Module):
     """x ↦ what a model's layers see of x: the mean of each channel they take in, and the outputs.
 
-    One forward pass gives these and the model's own output. The model is a frozen copy. With an
-    `example`, some points, layers that do not run once for each point are left out; without one
-    every linear and convolutional layer is expected to.
+    One pass of a frozen copy of the model gives them. With an `example`, some points, layers that
+    do not run once for each point are left out; without one all linear and convolutional ones must.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
     >>> Activations(model)(torch.randn(5, 3, 8, 8)).shape
@@ -130,10 +129,10 @@ class Activations(nn.Module):
 
 @rebuildable(passed={"model": "model"})
 class ActivationHead(nn.Module):
-    """k functions on the activations of a trained model: an MLP that sees what the model sees.
+    """k functions on the activations of a trained model: hardly more work than the model itself.
 
-    At test they cost hardly more than the model itself. Without a `width` it is four times the
-    number of activations, from 64 to 512. x ↦ (n, k), or (n, c, k).
+    They are an MLP, unless `width` says so of four times the number of activations, from 64 to 512.
+    x ↦ (n, k), or (n, c, k).
 
     >>> model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
     >>> ActivationHead(model, k=4, outputs=2)(torch.randn(5, 3)).shape
@@ -157,11 +156,6 @@ class ActivationHead(nn.Module):
             normalize=normalize, seed=seed,
         ).to(next(self.activations.model.parameters()))  # fmt: skip
 
-    @property
-    def model(self) -> nn.Module:
-        """The frozen copy that is looked at."""
-        return self.activations.model
-
     def standardize(self, x: Points) -> None:
         """Take the shift and the scale of each activation from the points x."""
         self.head.standardize(self.activations.of_many(x[self.activations.few_enough(x)]))
@@ -179,8 +173,8 @@ class ActivationHead(nn.Module):
 def past_the_model(network: nn.Module, x: Points) -> tuple[nn.Module, Points]:
     """What of a head learns, and what it sees of the points x, for which the model runs but once.
 
-    Other networks and their points come back as they are, and so does a head whose model learns
-    with it, whose activations would fill the memory, or which does more than heads do.
+    All else comes back unchanged: other networks, and a head that has hooks, whose model learns
+    with it or whose activations would fill the memory.
     """
     hooked = network._forward_hooks or network._forward_pre_hooks
     if type(network) is Normalized and not hooked:

@@ -11,8 +11,13 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import skip_init
 
 from neuralef.checks import check_count
-from neuralef.modules.functions import HeadFunctions, make_generator
-from neuralef.modules.heads import Heads, StackedLinear, start_uniform
+from neuralef.modules.heads import (
+    HeadFunctions,
+    Heads,
+    StackedLinear,
+    make_generator,
+    start_uniform,
+)
 from neuralef.serialization import rebuildable
 
 
@@ -93,8 +98,6 @@ class StackedCNN(_CNNFunctions):
 class SharedCNN(_CNNFunctions):
     """One convolutional network, that of `StackedCNN`, with k heads: far cheaper than k networks.
 
-    (n, channels, height, width) ↦ (n, k), or (n, c, k) for c outputs.
-
     >>> SharedCNN(k=10, channels=3, size=(16, 20), seed=0)(torch.randn(4, 3, 16, 20)).shape
     torch.Size([4, 10])
     """
@@ -150,8 +153,7 @@ class ResNet(nn.Module):
         self.channels = check_count(channels, "channels")
         self.outputs, self.stack = check_count(outputs, "outputs"), check_count(stack, "stack")
         self.seed = seed
-        # The first convolution has no groups, since all networks see the same images.
-        self.conv1 = _convolution(channels, stack * width, 3, 1, 1)
+        self.conv1 = _convolution(channels, stack * width, 3, 1, 1)  # all see the same images
         self.bn1 = nn.BatchNorm2d(stack * width)
         self.layer1 = _stage(blocks, width, width, 1, stack)
         self.layer2 = _stage(blocks, width, 2 * width, 2, stack)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.gram import Gram
-from neuralef.modules.functions import HeadFunctions, make_generator
+from neuralef.modules.heads import HeadFunctions, make_generator
 from neuralef.networks.images import SharedCNN
 from neuralef.serialization import rebuildable
 

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from neuralef.modules.functions import HeadFunctions, make_generator
-from neuralef.modules.heads import Heads, start_uniform
+from neuralef.modules.heads import HeadFunctions, Heads, make_generator, start_uniform
 from neuralef.serialization import rebuildable
 
 
@@ -42,16 +41,16 @@ class Pretrained(HeadFunctions):
         """The copy, heads and all: from one like it the same network can be made."""
         return self.network
 
-    def functions(self, x: Any) -> Tensor:
-        """The functions before their normalisation."""
-        h, heads = self.network(x), self.outputs * self.k
+    def arrange(self, h: Any) -> Tensor:
+        """What the heads give as functions, if it is they that make the model's output."""
+        heads = self.outputs * self.k
         if not isinstance(h, Tensor) or h.shape[1:] != (heads,):
             got = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
             raise ValueError(
                 f"with {heads} heads the model must give a tensor (n, {heads}), got {got}: its "
                 "last linear layer must make its output; wrap the model in a module that is so"
             )
-        return self.arrange(h)
+        return super().arrange(h)
 
 
 def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
