@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -40,16 +41,13 @@ class Activations(nn.Module):
         self.example = None if example is None else move(twice(example), device)
         layers = {n: part for n, part in self.model.named_modules() if isinstance(part, LAYERS)}
         if not layers:
-            raise ValueError(
-                f"{type(model).__name__} has no linear or convolutional layers to look at"
-            )
+            name = type(model).__name__
+            raise ValueError(f"{name} has no linear or convolutional layers to look at")
         self.names = list(layers)
-        *_, last = layers.values()
-        channels = [
-            part.in_features if isinstance(part, nn.Linear) else part.in_channels
-            for part in layers.values()
-        ]
-        self.size = sum(channels) + len(last.weight)
+        self.size = 0
+        for layer in layers.values():
+            self.size += layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+        self.size += len(layer.weight)  # the outputs
         if self.example is not None:
             self._keep_one_row_a_point(self.example)
 
@@ -84,28 +82,21 @@ class Activations(nn.Module):
                 last = given, taken.flatten(2).mean(2) if taken.ndim > 2 else taken
             seen.append((name, last[1]))
 
-        hooks = [
-            self.model.get_submodule(name).register_forward_pre_hook(
-                partial(look, name), with_kwargs=True
-            )
-            for name in self.names
-        ]
-        try:
-            with layer_by_layer():
-                return self.model(x), seen
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as hooks, layer_by_layer():
+            for name in self.names:
+                hook, layer = partial(look, name), self.model.get_submodule(name)
+                hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+            return self.model(x), seen
 
     def both(self, x: Points) -> tuple[Tensor, Tensor]:
         """The model's output and the activations (n, a), of one pass."""
         out, seen = self._run(x)
         parts = [taken for _, taken in seen] + [out[:, None] if out.ndim == 1 else out]
-        if sum(part.shape[1] for part in parts) != self.size:
+        size = sum(part.shape[1] for part in parts)
+        if size != self.size:
             raise ValueError(
                 f"expected each layer of the model to run once and give {self.size} activations in "
-                f"all, got {sum(part.shape[1] for part in parts)}: pass an example of the points, "
-                "or a network of your own instead"
+                f"all, got {size}: pass an example of the points, or a network of your own instead"
             )
         return out, torch.cat(parts, dim=1)
 
@@ -131,8 +122,8 @@ class Activations(nn.Module):
 class ActivationHead(nn.Module):
     """k functions on the activations of a trained model: hardly more work than the model itself.
 
-    They are an MLP, unless `width` says so of four times the number of activations, from 64 to 512.
-    x ↦ (n, k), or (n, c, k).
+    They are an MLP of the given width, by default four times the number of activations but within
+    64 and 512. x ↦ (n, k), or (n, c, k).
 
     >>> model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
     >>> ActivationHead(model, k=4, outputs=2)(torch.randn(5, 3)).shape
