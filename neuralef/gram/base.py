@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.base import Kernel
 from neuralef.layout import Layout
 from neuralef.points import Points
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from neuralef.gram.weighted import WeightedGram
-    from neuralef.jacobian import Tangent
 
 POINTS_PER_BLOCK = 16  # whose own c × c blocks are read off one dense block
 
@@ -115,11 +115,9 @@ class Gram(ABC):
 
     def __matmul__(self, psi: Tensor) -> Tensor:
         """K ψ in the dtype and shape of ψ; use `torch.no_grad()` unless κ is being trained."""
-        expected = (len(self), *self.layout.point)
-        if psi.ndim != len(expected) + 1 or tuple(psi.shape[:-1]) != expected:
-            raise ValueError(
-                f"this Gram multiplies functions {(*expected, 'k')}, got {tuple(psi.shape)}"
-            )
+        shape, expected = tuple(psi.shape), (len(self), *self.layout.point)
+        if shape[:-1] != expected:
+            raise ValueError(f"this Gram multiplies functions {(*expected, 'k')}, got {shape}")
         if not psi.is_floating_point():
             raise TypeError(f"functions have floating values, got {psi.dtype}")
         if psi.device != self.device:
@@ -153,69 +151,6 @@ class Gram(ABC):
         with torch.no_grad():
             diagonal = self.diagonal().double()
         return self.fold(diagonal[..., None]).sum((1, 2)) / len(self)
-
-
-class RootGram(Gram):
-    """A Gram whose root Φ, (n, f) or (n, c, f), is at hand or streamed; K is never formed.
-
-    One pass over Φ gives ΦᵀΦw, so that solvers may work on the side of the f features.
-    """
-
-    is_semidefinite = True
-    has_root = True
-    scale: float = 1.0  # K = ΦΦᵀ/scale
-    features: int  # the width f of Φ
-
-    @abstractmethod
-    def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Φ as folded (g, some rows, f) chunks on the device of x, in that dtype or Φ's own."""
-
-    def project(self, rows: Tensor) -> Tensor:
-        """Φᵀψ, (g, f, k), from rows (g, r, k)."""
-        total = rows.new_zeros(self.groups, self.features, rows.shape[-1])
-        start = 0
-        for chunk in self.chunks(rows.dtype):
-            stop = start + chunk.shape[1]
-            total += chunk.mT @ rows[:, start:stop].to(chunk.dtype)
-            start = stop
-        return total
-
-    def expand(self, weights: Tensor) -> Tensor:
-        """Φw, (g, r, k), from weights (g, f, k)."""
-        found = weights.new_empty(self.groups, self.rows, weights.shape[-1])
-        start = 0
-        for chunk in self.chunks(weights.dtype):  # into place: it may be large
-            stop = start + chunk.shape[1]
-            found[:, start:stop] = chunk @ weights.to(chunk.dtype)
-            start = stop
-        return found
-
-    def normal(self, weights: Tensor) -> Tensor:
-        """ΦᵀΦw, (g, f, k), in one pass."""
-        total = torch.zeros_like(weights)
-        for chunk in self.chunks(weights.dtype):
-            total += chunk.mT @ (chunk @ weights.to(chunk.dtype))
-        return total
-
-    def product(self, rows: Tensor) -> Tensor:
-        """K ψ on folded rows (g, r, k)."""
-        chunk = next(self.chunks(rows.dtype))
-        if chunk.shape[1] < rows.shape[1]:
-            return self.expand(self.project(rows) / self.scale)
-        # a mini-batch is one chunk, which need not be made twice
-        inner = chunk.mT @ rows.to(chunk.dtype) / self.scale
-        return (chunk @ inner).to(rows.dtype)
-
-    def diagonal(self) -> Tensor:
-        """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
-        chunks = self.chunks(torch.float64)
-        parts = [chunk.square().sum(2, True, dtype=torch.float64) for chunk in chunks]
-        return self.unfold(torch.cat(parts, dim=1) / self.scale)[..., 0]
-
-    def to_dense(self) -> Tensor:
-        """The matrix in float64: (n, n), joint (n·c, n·c), or independent (c, n, n)."""
-        phi = torch.cat(list(self.chunks(torch.float64)), dim=1)
-        return self.layout.unfold_groups(phi @ phi.mT / self.scale)
 
 
 def own_blocks(gram: Gram) -> Iterator[tuple[slice, Tensor]]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_finite
-from neuralef.gram.base import Gram, RootGram, own_blocks
+from neuralef.gram.base import Gram, own_blocks
+from neuralef.gram.root import RootGram
 
 
 class WeightedGram(Gram):
@@ -39,9 +40,8 @@ class WeightedGram(Gram):
 
     def rounding(self) -> Tensor:
         """In proportion to κ itself."""
-        own = self.gram.mean_diagonal()
-        tiny = torch.finfo(own.dtype).tiny
-        return self.gram.rounding() * self.mean_diagonal() / own.clamp_min(tiny)
+        own = self.gram.mean_diagonal().clamp_min(torch.finfo(torch.float64).tiny)
+        return self.gram.rounding() * self.mean_diagonal() / own
 
     def __getitem__(self, index: Tensor | slice) -> Any:
         return under(self.gram[index], self.root[index])
@@ -61,10 +61,6 @@ class WeightedGram(Gram):
     def product(self, rows: Tensor) -> Tensor:
         """W^½ K W^½ on folded rows (g, r, k)."""
         return self.weigh(self.gram.product(self.weigh(rows)))
-
-    def weighted(self, weights: Tensor) -> WeightedGram:
-        """A second measure is refused."""
-        raise ValueError("this Gram is weighted already: multiply the weights, and weigh it once")
 
     def diagonal(self) -> Tensor:
         """That of W^½ K W^½: (n,), or (n, c) for c outputs."""
@@ -115,11 +111,12 @@ def _scaled(rows: Tensor, root: Tensor) -> Tensor:
 
 def measure_root(gram: Gram, weights: Tensor) -> Tensor:
     """W^½ in float64, (n,) or (n, c, c); what is no measure is refused."""
-    n, c = len(gram), gram.layout.outputs
-    blocks = (n, c, c)
-    if tuple(weights.shape) != (n,) and (gram.independent or tuple(weights.shape) != blocks):
-        wanted = f"({n},)" if gram.independent else f"({n},) or {blocks}"
-        raise ValueError(f"weights must be {wanted}, got {tuple(weights.shape)}")
+    if gram.is_weighted:
+        raise ValueError("this Gram is weighted already: multiply the weights, and weigh it once")
+    n, c, shape = len(gram), gram.outputs, tuple(weights.shape)
+    allowed = [(n,)] if gram.independent else [(n,), (n, c, c)]
+    if shape not in allowed:
+        raise ValueError(f"weights must be {' or '.join(map(str, allowed))}, got {shape}")
     if weights.is_complex():
         raise TypeError(f"weights must be real, got {weights.dtype}")
     weights = weights.detach().double()
