@@ -120,14 +120,14 @@ def _deflated_quotients(psi: Tensor, images: Tensor, m: int) -> tuple[Tensor, Te
         norm = square_terms.mean(1).clamp_min(torch.finfo(psi.dtype).tiny)
         norms = (norm[:, None] * m - square_terms) / (m - 1)
         estimates[:, here] = (energy + bias[:, here]) / norm
-        variance = _jackknife_variance(_left_out(energy_terms) / norms)
+        variance = _jackknife_variance(energy_terms, norms)
         half[:, here] = NORMAL_95 * (variance + bias_variance[:, here] / norm.square()).sqrt()
         usable = half[:, here] < CERTIFIABLE * estimates[:, here]
         later = slice(j + 1, k)
         cross = psi[..., here] * images[..., later] + psi[..., later] * images[..., here]
         cross = cross.sum(2) / 2
         safe = torch.where(usable, energy, torch.inf)  # what cannot be certified deflates nothing
-        excess = _jackknife_variance(_left_out(cross)) / safe
+        excess = _jackknife_variance(cross) / safe
         bias[:, later] += excess
         bias_variance[:, later] += 2 * excess.square()  # a squared normal variable's
         factor = (cross.sum(1) / (m * (m - 1)) / safe)[:, None, None]
@@ -136,14 +136,10 @@ def _deflated_quotients(psi: Tensor, images: Tensor, m: int) -> tuple[Tensor, Te
     return estimates, half
 
 
-def _left_out(terms: Tensor) -> Tensor:
-    """The U-statistic without each of the points, from its row sums (g, m, k)."""
+def _jackknife_variance(terms: Tensor, norms: Tensor | float = 1.0) -> Tensor:
+    """Of a U-statistic with row sums (g, m, k), over what norms it when a point is left out."""
     m = terms.shape[1]
-    return (terms.sum(1, keepdim=True) - 2 * terms) / ((m - 1) * (m - 2))
-
-
-def _jackknife_variance(left_out: Tensor) -> Tensor:
-    m = left_out.shape[1]
+    left_out = (terms.sum(1, keepdim=True) - 2 * terms) / ((m - 1) * (m - 2)) / norms
     return (left_out - left_out.mean(1, keepdim=True)).square().sum(1) * (m - 1) / m
 
 

@@ -1,7 +1,6 @@
 """What every Gram promises: the operator κ(X, X) on a set of points, indexed and multiplied.
 
-Letters: n points, c outputs, k functions, s features. ψ is (n, k) for one output, (n, c, k) for
-more; inside it is folded into rows (g, r, k), as `Layout` says.
+Functions ψ are (n, k), or (n, c, k) for c outputs; inside they are rows (g, r, k), as in `Layout`.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class FeatureGram(RootGram):
             )
             raise ValueError(f"phi must be {wanted}, got {shape}")
         self.features = self.scale = shape[-1]  # K is the mean over the features
-        for part in self.phi.split(self._points_per_chunk):
+        for part in self._parts():
             check_finite(part, "phi")
         if feature_map is not None:
             self._try_feature_map(feature_map)
@@ -149,9 +149,8 @@ class FeatureGram(RootGram):
         """Φ is taken as exact, and multiplied in float64."""
         return self.precision * self.mean_diagonal()
 
-    @property
-    def _points_per_chunk(self) -> int:
-        return max(1, CHUNK // self.phi[0].numel())
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.phi.split(max(1, CHUNK // self.phi[0].numel()))
 
     def __getitem__(self, index: Tensor | slice) -> FeatureGram:
         part = super().__getitem__(index)
@@ -161,16 +160,15 @@ class FeatureGram(RootGram):
 
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """Φ as folded (g, some rows, s) chunks on the device of x."""
-        for part in self.phi.split(self._points_per_chunk):
+        for part in self._parts():
             yield self.fold(part.to(device=self.device, dtype=dtype))
 
 
 class JacobianGram(RootGram):
     """K = J(X) J(X)ᵀ of a model, exact: per-sample Jacobians are made chunk by chunk in each pass.
 
-    Outputs are joint: c of them make a matrix-valued kernel on n·c rows. `Subspace` solves it
-    through JᵀJ in memory O(p·k); NeuralEF takes mini-batches of it, at the price of their
-    Jacobians.
+    The c outputs are joint: n·c rows. `Subspace` solves it through JᵀJ in memory O(p·k); NeuralEF
+    takes mini-batches of it, at the price of their Jacobians.
 
     >>> gram = JacobianGram(nn.Linear(3, 2).eval(), torch.randn(50, 3))
     >>> gram.outputs, gram.features

@@ -146,10 +146,8 @@ def default_network(
             f"there is no network by default for {came}: give solve(…) one of yours, such as "
             "networks.Pretrained(model, k), or pass numbers as x.float()"
         )
-    arguments: dict[str, Any] = {
-        "outputs": gram.outputs, "independent": gram.independent, "normalize": normalize,
-        "seed": seed,
-    }  # fmt: skip
+    layout: dict[str, Any] = {"outputs": gram.outputs, "independent": gram.independent}
+    arguments = layout | {"normalize": normalize, "seed": seed}
     if x.ndim == 4 and min(x.shape[2:]) >= SMALLEST_IMAGE:
         _, channels, *size = x.shape
         return SharedCNN(k, channels, size, **arguments).to(gram.device, gram.dtype)
