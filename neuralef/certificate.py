@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neuralef.gram import Gram
+from neuralef.gram.base import Gram, own_blocks
 
-# Half-widths of 95 % intervals, in standard errors.
-NORMAL_95 = 1.96
-# An interval wider than this share of its eigenvalue, either way, certifies nothing.
-CERTIFIABLE = 0.5
-# Points whose own c × c blocks are read off one dense block.
-POINTS_PER_BLOCK = 16
+NORMAL_95 = 1.96  # half-widths of 95 % intervals, in standard errors
+CERTIFIABLE = 0.5  # an interval wider than this share of its eigenvalue, either way, tells nothing
 LEAST_POINTS = 3
 PER_PAIR = ("eigenvalues", "estimates", "low", "high", "certifiable")
 
@@ -42,21 +38,24 @@ class Certificate:
     def truncate(self, k: int) -> Certificate:
         """The certificate of the first k pairs."""
         first = {name: getattr(self, name)[..., :k] for name in PER_PAIR}
-        kept, whole = (values.nansum(-1) for values in (first["estimates"], self.estimates))
-        share = torch.where(whole > 0, kept / whole, 0.0)
-        return Certificate(
-            points=self.points,
-            overlaps=self.overlaps[..., :k, :k],
-            explained_trace=self.explained_trace * share,
-            **first,
+        kept, whole = first["estimates"].nansum(-1), self.estimates.nansum(-1)
+        explained = self.explained_trace * torch.where(whole > 0, kept / whole, 0.0)
+        return replace(
+            self, overlaps=self.overlaps[..., :k, :k], explained_trace=explained, **first
         )
+
+    @property
+    def largest_overlap(self) -> float:
+        """The largest |⟨ψ_i, ψ_j⟩| of two functions."""
+        diagonal = torch.eye(self.overlaps.shape[-1]).to(self.overlaps)
+        return float((self.overlaps.abs() * (1 - diagonal)).max())
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, with None where nothing can be certified."""
         content: dict[str, Any] = {"points": self.points}
         for name in (*PER_PAIR, "explained_trace"):
             content[name] = plain(getattr(self, name).tolist())
-        content["largest_overlap"] = float(off_diagonal(self.overlaps).max())
+        content["largest_overlap"] = self.largest_overlap
         return content
 
     def __str__(self) -> str:
@@ -68,10 +67,9 @@ class Certificate:
             name = f"{j + 1:3d}" if self.eigenvalues.ndim == 1 else f"output {output + 1}, {j + 1}"
             told = f"[{low:.4g}, {high:.4g}]" if low == low else "not certifiable at this size"
             lines.append(f"  {name}  {claimed:12.5g}  {told}")
-        overlap = off_diagonal(self.overlaps).max()
         share = ", ".join(f"{value:.4f}" for value in self.explained_trace.flatten().tolist())
-        lines.append(f"  largest overlap {overlap:.3g}, certified share of the trace {share}")
-        return "\n".join(lines)
+        overlap = f"largest overlap {self.largest_overlap:.3g}"
+        return "\n".join([*lines, f"  {overlap}, certified share of the trace {share}"])
 
 
 def plain(values: Any) -> Any:
@@ -79,12 +77,6 @@ def plain(values: Any) -> Any:
     if isinstance(values, list):
         return [plain(value) for value in values]
     return None if values != values else values
-
-
-def off_diagonal(overlaps: Tensor) -> Tensor:
-    """|⟨ψ_i, ψ_j⟩| with the diagonal put to zero."""
-    k = overlaps.shape[-1]
-    return overlaps.abs() * (1 - torch.eye(k, dtype=overlaps.dtype, device=overlaps.device))
 
 
 def certify(gram: Gram, psi: Tensor, eigenvalues: Tensor) -> Certificate:
@@ -104,19 +96,11 @@ def certify(gram: Gram, psi: Tensor, eigenvalues: Tensor) -> Certificate:
     estimates, half = _deflated_quotients(rows, images, m)
     certifiable = half < CERTIFIABLE * estimates
     overlaps = rows.mT @ rows / m
-    certified = torch.where(certifiable, estimates, 0.0)
-    explained = certified.sum(-1) / gram.mean_diagonal()
-
-    shown = [
-        torch.where(certifiable, v, torch.nan)
-        for v in (estimates, estimates - half, estimates + half)
-    ]
-    of_groups = gram.layout.unfold_groups
-    return Certificate(
-        m,
-        eigenvalues.double(),
-        *(of_groups(values) for values in (*shown, certifiable, overlaps, explained)),
-    )
+    explained = torch.where(certifiable, estimates, 0.0).sum(-1) / gram.mean_diagonal()
+    intervals = torch.stack([estimates, estimates - half, estimates + half])
+    shown = torch.where(certifiable, intervals, torch.nan)
+    found = map(gram.layout.unfold_groups, (*shown, certifiable, overlaps, explained))
+    return Certificate(m, eigenvalues.double(), *found)
 
 
 def _deflated_quotients(psi: Tensor, images: Tensor, m: int) -> tuple[Tensor, Tensor]:
@@ -127,8 +111,7 @@ def _deflated_quotients(psi: Tensor, images: Tensor, m: int) -> tuple[Tensor, Te
     """
     g, r, k = psi.shape
     psi, images = (values.reshape(g, m, r // m, k).clone() for values in (psi, images))
-    bias, bias_variance = psi.new_zeros(g, k), psi.new_zeros(g, k)
-    estimates, half = psi.new_zeros(g, k), psi.new_zeros(g, k)
+    bias, bias_variance, estimates, half = psi.new_zeros(4, g, k)
     for j in range(k):
         here = slice(j, j + 1)
         energy_terms = (psi[..., here] * images[..., here]).sum(2)
@@ -137,14 +120,14 @@ def _deflated_quotients(psi: Tensor, images: Tensor, m: int) -> tuple[Tensor, Te
         norm = square_terms.mean(1).clamp_min(torch.finfo(psi.dtype).tiny)
         norms = (norm[:, None] * m - square_terms) / (m - 1)
         estimates[:, here] = (energy + bias[:, here]) / norm
-        variance = _jackknife_variance(_left_out(energy_terms) / norms)
+        variance = _jackknife_variance(energy_terms, norms)
         half[:, here] = NORMAL_95 * (variance + bias_variance[:, here] / norm.square()).sqrt()
         usable = half[:, here] < CERTIFIABLE * estimates[:, here]
         later = slice(j + 1, k)
         cross = psi[..., here] * images[..., later] + psi[..., later] * images[..., here]
         cross = cross.sum(2) / 2
         safe = torch.where(usable, energy, torch.inf)  # what cannot be certified deflates nothing
-        excess = _jackknife_variance(_left_out(cross)) / safe
+        excess = _jackknife_variance(cross) / safe
         bias[:, later] += excess
         bias_variance[:, later] += 2 * excess.square()  # a squared normal variable's
         factor = (cross.sum(1) / (m * (m - 1)) / safe)[:, None, None]
@@ -153,14 +136,10 @@ def _deflated_quotients(psi: Tensor, images: Tensor, m: int) -> tuple[Tensor, Te
     return estimates, half
 
 
-def _left_out(terms: Tensor) -> Tensor:
-    """The U-statistic without each of the points, from its row sums (g, m, k)."""
+def _jackknife_variance(terms: Tensor, norms: Tensor | float = 1.0) -> Tensor:
+    """Of a U-statistic with row sums (g, m, k), over what norms it when a point is left out."""
     m = terms.shape[1]
-    return (terms.sum(1, keepdim=True) - 2 * terms) / ((m - 1) * (m - 2))
-
-
-def _jackknife_variance(left_out: Tensor) -> Tensor:
-    m = left_out.shape[1]
+    left_out = (terms.sum(1, keepdim=True) - 2 * terms) / ((m - 1) * (m - 2)) / norms
     return (left_out - left_out.mean(1, keepdim=True)).square().sum(1) * (m - 1) / m
 
 
@@ -169,10 +148,8 @@ def _same_point(gram: Gram, rows: Tensor) -> Tensor:
     if gram.layout.per_point == 1:
         return gram.fold(gram.diagonal().double()[..., None]) * rows
     values = rows[0].reshape(len(gram), gram.outputs, -1)
-    parts = []
-    for start in range(0, len(gram), POINTS_PER_BLOCK):
-        part = gram[start : start + POINTS_PER_BLOCK]
-        dense = part.to_dense().double().reshape(len(part), gram.outputs, len(part), gram.outputs)
-        own = dense.diagonal(dim1=0, dim2=2)  # (c, c, points)
-        parts.append(torch.einsum("cdp,pdk->pck", own, values[start : start + len(part)]))
+    parts = [
+        torch.einsum("cdp,pdk->pck", blocks.double(), values[points])
+        for points, blocks in own_blocks(gram)
+    ]
     return torch.cat(parts).reshape_as(rows)

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-# An eigenvalue below this share of the largest is not there.
-VANISHING = 1e-9
+VANISHING = 1e-9  # an eigenvalue below this share of the largest is not there
 # Rounding may push an eigenvalue of K/n below zero by about the error of one value of κ; this many
 # times as much leaves room for kernels that are computed carelessly.
 TOLERATED = 100
@@ -62,10 +61,8 @@ def orthonormalize(psi: Tensor, points: int) -> tuple[Tensor, Tensor]:
     left, sizes, right = torch.linalg.svd(psi / norms, full_matrices=False)
     kept = sizes > noise * sizes[:, :1]
     scale = math.sqrt(points)
-    inverse = torch.where(kept, scale / sizes.clamp_min(tiny), 0.0)
-    return left * (scale * kept.to(psi.dtype))[:, None, :], right.mT * inverse[
-        :, None, :
-    ] / norms.mT
+    inverse = torch.where(kept, scale / sizes.clamp_min(tiny), 0.0)[:, None, :]
+    return left * (scale * kept.to(psi.dtype))[:, None, :], right.mT * inverse / norms.mT
 
 
 def descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:

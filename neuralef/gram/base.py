@@ -1,11 +1,11 @@
 """What every Gram promises: the operator κ(X, X) on a set of points, indexed and multiplied.
 
-Letters: n points, c outputs, k functions, s features. ψ is (n, k) for one output, (n, c, k) for
-more; inside it is folded into rows (g, r, k), as `Layout` says.
+Functions ψ are (n, k), or (n, c, k) for c outputs; inside they are rows (g, r, k), as in `Layout`.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.base import Kernel
 from neuralef.layout import Layout
+from neuralef.points import Points
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from neuralef.gram.weighted import WeightedGram
-    from neuralef.jacobian import Tangent
+
+POINTS_PER_BLOCK = 16  # whose own c × c blocks are read off one dense block
 
 
 class Gram(ABC):
@@ -34,6 +39,7 @@ class Gram(ABC):
     has_root: bool = False  # K = ΦΦᵀ/scale: products with Φ, as `RootGram` has them
     is_weighted: bool = False
     has_features: bool = False  # Φ lies in memory, and any points may stand for the rows
+    precision: float = torch.finfo(torch.float64).eps  # relative, of a product with float64 rows
     kernel: Kernel | None = None
     feature_map: Callable[[Any], Tensor] | None = None
     tangent: Tangent | None = None
@@ -64,11 +70,6 @@ class Gram(ABC):
     def rounding(self) -> Tensor:
         """The size of the rounding errors in κ's values, for each eigenproblem: (g,)."""
         return torch.finfo(self.dtype).eps * self.mean_diagonal()
-
-    @property
-    def precision(self) -> float:
-        """The relative rounding of a product with float64 rows."""
-        return torch.finfo(torch.float64).eps
 
     @property
     def device(self) -> torch.device:
@@ -113,20 +114,24 @@ class Gram(ABC):
 
     def __matmul__(self, psi: Tensor) -> Tensor:
         """K ψ in the dtype and shape of ψ; use `torch.no_grad()` unless κ is being trained."""
-        expected = (len(self), *self.layout.point)
-        if psi.ndim != len(expected) + 1 or tuple(psi.shape[:-1]) != expected:
-            raise ValueError(
-                f"this Gram multiplies functions {(*expected, 'k')}, got {tuple(psi.shape)}"
-            )
+        shape, expected = tuple(psi.shape), (len(self), *self.layout.point)
+        if shape[:-1] != expected:
+            raise ValueError(f"this Gram multiplies functions {(*expected, 'k')}, got {shape}")
         if not psi.is_floating_point():
             raise TypeError(f"functions have floating values, got {psi.dtype}")
         if psi.device != self.device:
             raise ValueError(f"the Gram is on {self.device}, the functions are on {psi.device}")
         return self.unfold(self.product(self.fold(psi)))
 
-    @abstractmethod
-    def __getitem__(self, index: Tensor | slice) -> Gram:
+    def __getitem__(self, index: Tensor | slice) -> Self:
         """The Gram of some of the points: the block of a mini-batch."""
+        return self.seen_as(self.x[index])
+
+    def seen_as(self, x: Points) -> Self:
+        """A copy that differs in its points only."""
+        other = copy.copy(self)
+        other.x = x
+        return other
 
     @abstractmethod
     def product(self, rows: Tensor) -> Tensor:
@@ -147,72 +152,11 @@ class Gram(ABC):
         return self.fold(diagonal[..., None]).sum((1, 2)) / len(self)
 
 
-class RootGram(Gram):
-    """A Gram whose root Φ, (n, f) or (n, c, f), is at hand or streamed; K is never formed.
-
-    One pass over Φ gives ΦᵀΦw, so that solvers may work on the side of the f features.
-    """
-
-    is_semidefinite = True
-    has_root = True
-    scale: float = 1.0  # K = ΦΦᵀ/scale
-
-    @abstractmethod
-    def __getitem__(self, index: Tensor | slice) -> RootGram:
-        """The Gram of some of the points: the block of a mini-batch."""
-
-    @property
-    @abstractmethod
-    def features(self) -> int:
-        """The width f of Φ."""
-
-    @abstractmethod
-    def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Φ as folded (g, some rows, f) chunks on the device of x, in that dtype or Φ's own."""
-
-    def project(self, rows: Tensor) -> Tensor:
-        """Φᵀψ, (g, f, k), from rows (g, r, k)."""
-        total = rows.new_zeros(self.groups, self.features, rows.shape[-1])
-        start = 0
-        for chunk in self.chunks(rows.dtype):
-            stop = start + chunk.shape[1]
-            total += chunk.mT @ rows[:, start:stop].to(chunk.dtype)
-            start = stop
-        return total
-
-    def expand(self, weights: Tensor) -> Tensor:
-        """Φw, (g, r, k), from weights (g, f, k)."""
-        found = weights.new_empty(self.groups, self.rows, weights.shape[-1])
-        start = 0
-        for chunk in self.chunks(weights.dtype):  # into place: it may be large
-            stop = start + chunk.shape[1]
-            found[:, start:stop] = chunk @ weights.to(chunk.dtype)
-            start = stop
-        return found
-
-    def normal(self, weights: Tensor) -> Tensor:
-        """ΦᵀΦw, (g, f, k), in one pass."""
-        total = torch.zeros_like(weights)
-        for chunk in self.chunks(weights.dtype):
-            total += chunk.mT @ (chunk @ weights.to(chunk.dtype))
-        return total
-
-    def product(self, rows: Tensor) -> Tensor:
-        """K ψ on folded rows (g, r, k)."""
-        chunk = next(self.chunks(rows.dtype))
-        if chunk.shape[1] < rows.shape[1]:
-            return self.expand(self.project(rows) / self.scale)
-        # a mini-batch is one chunk, which need not be made twice
-        inner = chunk.mT @ rows.to(chunk.dtype) / self.scale
-        return (chunk @ inner).to(rows.dtype)
-
-    def diagonal(self) -> Tensor:
-        """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
-        double = torch.float64
-        parts = [chunk.square().sum(2, dtype=double) for chunk in self.chunks(double)]
-        return self.unfold(torch.cat(parts, dim=1)[..., None] / self.scale)[..., 0]
-
-    def to_dense(self) -> Tensor:
-        """The matrix in float64: (n, n), joint (n·c, n·c), or independent (c, n, n)."""
-        phi = torch.cat(list(self.chunks(torch.float64)), dim=1)
-        return self.layout.unfold_groups(phi @ phi.mT / self.scale)
+def own_blocks(gram: Gram) -> Iterator[tuple[slice, Tensor]]:
+    """A few points at a time and their κ(x_i, x_i) between joint outputs, (c, c, points)."""
+    c = gram.outputs
+    for start in range(0, len(gram), POINTS_PER_BLOCK):
+        points = slice(start, start + POINTS_PER_BLOCK)
+        part = gram[points]
+        dense = part.to_dense().reshape(len(part), c, len(part), c)
+        yield points, dense.diagonal(dim1=0, dim2=2)

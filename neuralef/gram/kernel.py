@@ -1,8 +1,7 @@
-"""The Gram of a kernel, evaluated as it is needed."""
+"""Grams of kernel values: evaluated as they are needed, or computed by the user."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from neuralef.checks import check_finite, check_points
 from neuralef.gram.base import Gram
 from neuralef.kernels.base import Kernel
+from neuralef.layout import Layout
 from neuralef.memory import CHUNK
 from neuralef.points import Points
 
@@ -46,18 +46,11 @@ class KernelGram(Gram):
             )
         check_finite(block, "the kernel's block")
 
-    def __getitem__(self, index: Tensor | slice) -> KernelGram:
-        part = copy.copy(self)
-        part.x = self.x[index]
-        return part
-
     def _blocks(self) -> Iterator[Tensor]:
         """κ(X, X) as folded (g, some rows, r) blocks, from the first row to the last."""
         points = max(1, CHUNK // (len(self) * self.outputs**2))
-        if points >= len(self):
-            yield self.layout.fold_block(self.kernel(self.x, self.x))
-            return
-        for part in self.x.split(points):
+        # kernels save work where both sets of points are the same object
+        for part in self.x.split(points) if points < len(self) else [self.x]:
             yield self.layout.fold_block(self.kernel(part, self.x))
 
     def product(self, rows: Tensor) -> Tensor:
@@ -78,3 +71,61 @@ class KernelGram(Gram):
         with torch.no_grad():
             errors = self.kernel.rounding(self.x).double()
         return self.fold(errors[..., None]).sum((1, 2)) / len(self)
+
+
+class DenseGram(Gram):
+    """A matrix that the user computed: (n, n), joint (n·c, n·c) or independent (c, n, n).
+
+    Without a network its spectrum exists on the training points only.
+
+    >>> x = torch.randn(10, 2)
+    >>> DenseGram(x, x @ x.T)[:4].to_dense().shape
+    torch.Size([4, 4])
+    """
+
+    def __init__(self, x: Points, matrix: Tensor) -> None:
+        self.x = check_points(x, integers=True)
+        self.matrix = torch.as_tensor(matrix)
+        if self.matrix.is_complex():
+            raise TypeError(f"the matrix must be real, got {self.matrix.dtype}")
+        if not self.matrix.is_floating_point():
+            self.matrix = self.matrix.to(self.dtype)
+        n, shape = len(self.x), tuple(self.matrix.shape)
+        independent = self.matrix.ndim == 3
+        outputs = shape[0] if independent else (shape or (0,))[0] // n
+        self.layout = Layout(max(1, outputs), independent)
+        if shape != self.layout.block_shape(n, n):
+            raise ValueError(
+                f"for {n} points the matrix must be ({n}, {n}), ({n}·c, {n}·c) or (c, {n}, {n}), "
+                f"got {shape}"
+            )
+        if self.matrix.device != self.device:
+            raise ValueError(f"x is on {self.device}, the matrix is on {self.matrix.device}")
+        check_finite(self.matrix, "the matrix")
+        gap = (self.matrix - self.matrix.mT).abs().max()
+        if gap > 1e-4 * self.matrix.abs().max():
+            raise ValueError(f"the matrix is not symmetric: entries differ by up to {gap:.3g}")
+
+    def rounding(self) -> Tensor:
+        """That of the coarser of the dtypes of the matrix and the points."""
+        eps = max(torch.finfo(dtype).eps for dtype in (self.matrix.dtype, self.dtype))
+        return eps * self.mean_diagonal()
+
+    def __getitem__(self, index: Tensor | slice) -> DenseGram:
+        part = super().__getitem__(index)
+        rows = torch.arange(self.rows, device=self.device).view(len(self), -1)[index].flatten()
+        part.matrix = self.matrix[..., rows[:, None], rows]
+        return part
+
+    def product(self, rows: Tensor) -> Tensor:
+        """K ψ on folded rows (g, r, k)."""
+        return self.layout.fold_block(self.matrix).to(rows.dtype) @ rows
+
+    def diagonal(self) -> Tensor:
+        """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
+        values = self.layout.fold_block(self.matrix).diagonal(dim1=1, dim2=2)
+        return self.unfold(values[..., None])[..., 0]
+
+    def to_dense(self) -> Tensor:
+        """The matrix itself."""
+        return self.matrix

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_finite
-from neuralef.gram.base import Gram, RootGram
-
-# Points whose own c × c blocks are read off one dense block.
-POINTS_PER_BLOCK = 16
+from neuralef.gram.base import Gram, own_blocks
+from neuralef.gram.root import RootGram
 
 
 class WeightedGram(Gram):
@@ -33,22 +31,17 @@ class WeightedGram(Gram):
         self.gram, self.root = gram, root  # W^½, (n,) or (n, c, c) in float64
         self.x, self.layout, self.is_semidefinite = gram.x, gram.layout, gram.is_semidefinite
         self.kernel, self.feature_map, self.tangent = gram.kernel, gram.feature_map, gram.tangent
+        self.precision = gram.precision
 
     @property
     def dtype(self) -> torch.dtype:
         """That of the Gram itself."""
         return self.gram.dtype
 
-    @property
-    def precision(self) -> float:
-        """That of the Gram itself."""
-        return self.gram.precision
-
     def rounding(self) -> Tensor:
         """In proportion to κ itself."""
-        own = self.gram.mean_diagonal()
-        tiny = torch.finfo(own.dtype).tiny
-        return self.gram.rounding() * self.mean_diagonal() / own.clamp_min(tiny)
+        own = self.gram.mean_diagonal().clamp_min(torch.finfo(torch.float64).tiny)
+        return self.gram.rounding() * self.mean_diagonal() / own
 
     def __getitem__(self, index: Tensor | slice) -> Any:
         return under(self.gram[index], self.root[index])
@@ -69,25 +62,16 @@ class WeightedGram(Gram):
         """W^½ K W^½ on folded rows (g, r, k)."""
         return self.weigh(self.gram.product(self.weigh(rows)))
 
-    def weighted(self, weights: Tensor) -> WeightedGram:
-        """A second measure is refused."""
-        raise ValueError("this Gram is weighted already: multiply the weights, and weigh it once")
-
     def diagonal(self) -> Tensor:
         """That of W^½ K W^½: (n,), or (n, c) for c outputs."""
         if self.root.ndim == 1:
             rows = self.fold(self.gram.diagonal()[..., None])
             return self.unfold(self.weigh(self.weigh(rows)))[..., 0]
-        parts = [
-            self[start : start + POINTS_PER_BLOCK].to_dense().diagonal()
-            for start in range(0, len(self), POINTS_PER_BLOCK)
-        ]
-        return torch.cat(parts).reshape(len(self), -1)
+        return torch.cat([blocks.diagonal() for _, blocks in own_blocks(self)])
 
     def to_dense(self) -> Tensor:
         """W^½ K W^½, in the layout of K."""
-        fold = self.layout.fold_block
-        left = self.weigh(fold(self.gram.to_dense()))
+        left = self.weigh(self.layout.fold_block(self.gram.to_dense()))
         return self.layout.unfold_groups(self.weigh(left.mT).mT)
 
 
@@ -98,12 +82,7 @@ class WeightedRootGram(WeightedGram, RootGram):
 
     def __init__(self, gram: RootGram, root: Tensor) -> None:
         super().__init__(gram, root)
-        self.scale = gram.scale
-
-    @property
-    def features(self) -> int:
-        """The width f of Φ."""
-        return self.gram.features
+        self.scale, self.features = gram.scale, gram.features
 
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """W^½Φ as folded (g, some rows, f) chunks."""
@@ -113,9 +92,7 @@ class WeightedRootGram(WeightedGram, RootGram):
             yield _scaled(chunk, self.root[start : start + points])
             start += points
 
-    def diagonal(self) -> Tensor:
-        """That of W^½ K W^½: (n,), or (n, c) for c outputs."""
-        return RootGram.diagonal(self)
+    diagonal = RootGram.diagonal
 
 
 def under(gram: Gram, root: Tensor) -> WeightedGram:
@@ -134,11 +111,12 @@ def _scaled(rows: Tensor, root: Tensor) -> Tensor:
 
 def measure_root(gram: Gram, weights: Tensor) -> Tensor:
     """W^½ in float64, (n,) or (n, c, c); what is no measure is refused."""
-    n, c = len(gram), gram.layout.outputs
-    blocks = (n, c, c)
-    if tuple(weights.shape) != (n,) and (gram.independent or tuple(weights.shape) != blocks):
-        wanted = f"({n},)" if gram.independent else f"({n},) or {blocks}"
-        raise ValueError(f"weights must be {wanted}, got {tuple(weights.shape)}")
+    if gram.is_weighted:
+        raise ValueError("this Gram is weighted already: multiply the weights, and weigh it once")
+    n, c, shape = len(gram), gram.outputs, tuple(weights.shape)
+    allowed = [(n,)] if gram.independent else [(n,), (n, c, c)]
+    if shape not in allowed:
+        raise ValueError(f"weights must be {' or '.join(map(str, allowed))}, got {shape}")
     if weights.is_complex():
         raise TypeError(f"weights must be real, got {weights.dtype}")
     weights = weights.detach().double()

@@ -1,7 +1,7 @@
 """Many networks of one plain architecture at once, by grouped convolutions and batched products.
 
-The same as `vmap` over their weights, without the copies that it makes to bring the axis of the
-networks where each operation wants it; for convolutional networks those take most of the time.
+The same as `vmap` over their weights, without its copies, which move the axis of the networks and
+take most of the time of convolutional ones.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ POOLING = (nn.MaxPool2d, nn.AvgPool2d)
 
 
 def is_plain(net: nn.Module, dimensions: int) -> bool:
-    """Whether `evaluate_stack` knows the network: convolutions, then linear layers, in sequence.
-
-    `dimensions` are those of the points: 2 for vectors (n, d), 4 for images.
-    """
-    if type(net) is not nn.Sequential or dimensions not in (2, 4):
+    """Whether `evaluate_stack` knows the network: convolutions, then linear layers, in sequence."""
+    if type(net) is not nn.Sequential or dimensions not in (2, 4):  # points are vectors or images
         return False
     layers = [layer for layer in net._modules.values() if layer is not None]
     if any(layer._forward_hooks or layer._forward_pre_hooks for layer in (net, *layers)):
@@ -52,33 +49,30 @@ def evaluate_stack(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Ten
     """The outputs (n, outputs, m) of m networks with stacked weights at the points x."""
     m = len(next(iter(weights.values())))
     # images are (n, m·channels, height, width), vectors (m, n, numbers); x itself is all networks'
-    h, shared, vectors = x, True, False
+    h, shared = x, True
     for name, layer in net._modules.items():  # children() would skip a layer's second place
-        weight, bias = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
+        bias = weights.get(f"{name}.bias")
         if isinstance(layer, nn.Conv2d):
-            assert weight is not None
-            flat = None if bias is None else bias.flatten()
+            weight = weights[f"{name}.weight"].flatten(0, 1)
+            bias = None if bias is None else bias.flatten()
             groups = 1 if shared else m
-            h = F.conv2d(
-                h, weight.flatten(0, 1), flat, layer.stride, layer.padding, layer.dilation, groups
-            )
+            h = F.conv2d(h, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
             shared = False
         elif isinstance(layer, nn.Linear):
-            assert weight is not None
-            h, vectors = _as_vectors(h, m, shared, vectors), True
-            h = h @ weight.mT if bias is None else torch.baddbmm(bias[:, None], h, weight.mT)
+            h, matrix = _as_vectors(h, m, shared), weights[f"{name}.weight"].mT
+            h = h @ matrix if bias is None else torch.baddbmm(bias[:, None], h, matrix)
             shared = False
         elif isinstance(layer, nn.Flatten):
-            h, vectors = _as_vectors(h, m, shared, vectors), True
+            h = _as_vectors(h, m, shared)
         else:
             assert layer is not None
             h = layer(h.clone() if shared else h)  # it may work in place, on the user's points
-    return _as_vectors(h, m, shared, vectors).permute(1, 2, 0)
+    return _as_vectors(h, m, shared).permute(1, 2, 0)
 
 
-def _as_vectors(h: Tensor, m: int, shared: bool, vectors: bool) -> Tensor:
+def _as_vectors(h: Tensor, m: int, shared: bool) -> Tensor:
     """(m, n, numbers), whatever the layout so far."""
-    if vectors:
+    if h.ndim == 3:
         return h
     if shared:
         return h.flatten(1).expand(m, -1, -1)

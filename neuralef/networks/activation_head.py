@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.jacobian.inspection import check_model, layer_by_layer
-from neuralef.modules.functions import Normalized
+from neuralef.modules.heads import Normalized
 from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, move, points_at_once, twice
 from neuralef.progress import watched
@@ -24,9 +25,8 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Activations(nn.Module):
     """x ↦ what a model's layers see of x: the mean of each channel they take in, and the outputs.
 
-    One forward pass gives these and the model's own output. The model is a frozen copy. With an
-    `example`, some points, layers that do not run once for each point are left out; without one
-    every linear and convolutional layer is expected to.
+    One pass of a frozen copy of the model gives them. With an `example`, some points, layers that
+    do not run once for each point are left out; without one all linear and convolutional ones must.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
     >>> Activations(model)(torch.randn(5, 3, 8, 8)).shape
@@ -39,13 +39,15 @@ class Activations(nn.Module):
         self.model = copy.deepcopy(model).requires_grad_(False)
         device = next(self.model.parameters(), torch.empty(0)).device
         self.example = None if example is None else move(twice(example), device)
-        layers = [(n, part) for n, part in self.model.named_modules() if isinstance(part, LAYERS)]
+        layers = {n: part for n, part in self.model.named_modules() if isinstance(part, LAYERS)}
         if not layers:
-            raise ValueError(
-                f"{type(model).__name__} has no linear or convolutional layers to look at"
-            )
-        self.names = [name for name, _ in layers]
-        self.size = sum(map(_channels, dict(layers).values())) + len(layers[-1][1].weight)
+            name = type(model).__name__
+            raise ValueError(f"{name} has no linear or convolutional layers to look at")
+        self.names = list(layers)
+        self.size = 0
+        for layer in layers.values():
+            self.size += layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+        self.size += len(layer.weight)  # the outputs
         if self.example is not None:
             self._keep_one_row_a_point(self.example)
 
@@ -80,28 +82,21 @@ class Activations(nn.Module):
                 last = given, taken.flatten(2).mean(2) if taken.ndim > 2 else taken
             seen.append((name, last[1]))
 
-        hooks = [
-            self.model.get_submodule(name).register_forward_pre_hook(
-                partial(look, name), with_kwargs=True
-            )
-            for name in self.names
-        ]
-        try:
-            with layer_by_layer():
-                return self.model(x), seen
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as hooks, layer_by_layer():
+            for name in self.names:
+                hook, layer = partial(look, name), self.model.get_submodule(name)
+                hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+            return self.model(x), seen
 
     def both(self, x: Points) -> tuple[Tensor, Tensor]:
         """The model's output and the activations (n, a), of one pass."""
         out, seen = self._run(x)
         parts = [taken for _, taken in seen] + [out[:, None] if out.ndim == 1 else out]
-        if sum(part.shape[1] for part in parts) != self.size:
+        size = sum(part.shape[1] for part in parts)
+        if size != self.size:
             raise ValueError(
                 f"expected each layer of the model to run once and give {self.size} activations in "
-                f"all, got {sum(part.shape[1] for part in parts)}: pass an example of the points, "
-                "or a network of your own instead"
+                f"all, got {size}: pass an example of the points, or a network of your own instead"
             )
         return out, torch.cat(parts, dim=1)
 
@@ -123,16 +118,12 @@ class Activations(nn.Module):
         return torch.cat([self(part) for part in parts])
 
 
-def _channels(layer: Any) -> int:
-    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-
-
 @rebuildable(passed={"model": "model"})
 class ActivationHead(nn.Module):
-    """k functions on the activations of a trained model: an MLP that sees what the model sees.
+    """k functions on the activations of a trained model: hardly more work than the model itself.
 
-    At test they cost hardly more than the model itself. Without a `width` it is four times the
-    number of activations, from 64 to 512. x ↦ (n, k), or (n, c, k).
+    They are an MLP of the given width, by default four times the number of activations but within
+    64 and 512. x ↦ (n, k), or (n, c, k).
 
     >>> model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
     >>> ActivationHead(model, k=4, outputs=2)(torch.randn(5, 3)).shape
@@ -146,6 +137,7 @@ class ActivationHead(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.activations = Activations(model, example)
+        self.example = self.activations.example
         if width is None:
             width = min(512, max(64, 4 * self.activations.size))
         self.k, self.outputs, self.independent = k, outputs, independent
@@ -154,16 +146,6 @@ class ActivationHead(nn.Module):
             self.activations.size, k, width, depth, outputs=outputs, independent=independent,
             normalize=normalize, seed=seed,
         ).to(next(self.activations.model.parameters()))  # fmt: skip
-
-    @property
-    def model(self) -> nn.Module:
-        """The frozen copy that is looked at."""
-        return self.activations.model
-
-    @property
-    def example(self) -> Points | None:
-        """One of the points, twice, if the head was made with any."""
-        return self.activations.example
 
     def standardize(self, x: Points) -> None:
         """Take the shift and the scale of each activation from the points x."""
@@ -182,19 +164,17 @@ class ActivationHead(nn.Module):
 def past_the_model(network: nn.Module, x: Points) -> tuple[nn.Module, Points]:
     """What of a head learns, and what it sees of the points x, for which the model runs but once.
 
-    Other networks and their points come back as they are, and so does a head whose model learns
-    with it, whose activations would fill the memory, or which does more than heads do.
+    All else comes back unchanged: other networks, and a head that has hooks, whose model learns
+    with it or whose activations would fill the memory.
     """
-    if network._forward_hooks or network._forward_pre_hooks:
-        return network, x
-    if type(network) is Normalized:
+    hooked = network._forward_hooks or network._forward_pre_hooks
+    if type(network) is Normalized and not hooked:
         inner, seen = past_the_model(network.network, x)
-        if inner is not network.network:
-            network = Normalized(inner, network.normalization)
-        return network, seen
-    if type(network) is not ActivationHead:
-        return network, x
-    front = network.activations
-    if any(p.requires_grad for p in front.parameters()) or len(x) * front.size > HELD:
-        return network, x
-    return network.head, front.of_many(x)
+        same = inner is network.network
+        return network if same else Normalized(inner, network.normalization), seen
+    if type(network) is ActivationHead and not hooked:
+        front = network.activations
+        learns = any(parameter.requires_grad for parameter in front.parameters())
+        if not learns and len(x) * front.size <= HELD:
+            return network.head, front.of_many(x)
+    return network, x

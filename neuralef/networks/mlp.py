@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.gram import Gram
-from neuralef.layout import Layout
-from neuralef.modules.functions import HeadFunctions, make_generator
-from neuralef.networks.cnn import SharedCNN
+from neuralef.modules.heads import HeadFunctions, make_generator
+from neuralef.networks.images import SharedCNN
 from neuralef.serialization import rebuildable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,24 +23,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
     "erf": torch.erf,
 }
-# By default: dedicated networks are the more accurate on a few dimensions; a trunk is cheaper
-# everywhere else.
+# Separate networks are the more accurate in few dimensions, a shared one is cheaper elsewhere.
 STACKED_INPUTS = 8
 STACKED_FUNCTIONS = 64
-# Smaller arrays are hardly images.
-SMALLEST_IMAGE = 8
+SMALLEST_IMAGE = 8  # smaller arrays are hardly images
 
 
 class _MLP(nn.Module):
     """`stack` MLPs of standardised points, (n, …) ↦ (n, stack, heads), one product for a layer."""
 
-    shift: Tensor
-    scale: Tensor
-    phase: Tensor
-
     def __init__(
         self, inputs: int, width: int, depth: int, activation: str, bandwidth: float,
-        seed: int | None, stack: int, heads: int,
+        seed: int | None, heads: int, stack: int,
     ) -> None:  # fmt: skip
         super().__init__()
         check_choice(activation, "activation", tuple(ACTIVATIONS))
@@ -56,19 +49,16 @@ class _MLP(nn.Module):
             self.weights[0].data *= check_positive(bandwidth, "bandwidth") ** exponents
         phase = torch.zeros(width)
         phase[width // 2 :] = math.pi / 2  # cos t = sin(t + π/2): one call serves both halves
-        self.register_buffer("phase", phase, persistent=False)
-        self.register_buffer("shift", torch.zeros(inputs))
-        self.register_buffer("scale", torch.ones(inputs))
+        self.phase = nn.Buffer(phase, persistent=False)
+        self.shift, self.scale = nn.Buffer(torch.zeros(inputs)), nn.Buffer(torch.ones(inputs))
 
     @torch.no_grad()
     def standardize(self, x: Tensor) -> None:
         flat = x.flatten(1).to(self.shift)
         spread = flat.std(0, correction=0)
         self.shift.copy_(flat.mean(0))
-        # A coordinate that hardly moves is left alone: dividing by its rounding error would be
-        # noise.
-        still = spread <= 1e-6 * flat.abs().amax(0)
-        self.scale.copy_(torch.where(still, torch.ones_like(spread), spread))
+        still = spread <= 1e-6 * flat.abs().amax(0)  # dividing by rounding errors would be noise
+        self.scale.copy_(torch.where(still, 1.0, spread))
 
     def standardized(self, x: Tensor) -> Tensor:
         """Points (n, …) as vectors (n, inputs) of mean 0 and unit scale."""
@@ -89,12 +79,9 @@ class _MLP(nn.Module):
             return torch.baddbmm(bias, h.to(weight.dtype), weight).transpose(0, 1)
 
 
-def _uniform(
-    shape: tuple[int, ...], fan_in: int, generator: torch.Generator | None
-) -> nn.Parameter:
-    """torch.nn.Linear's own initialisation, U(−1/√fan_in, 1/√fan_in)."""
-    values = torch.rand(shape, generator=generator)
-    return nn.Parameter((2 * values - 1) / math.sqrt(fan_in))
+def _uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator | None) -> Tensor:
+    """torch.nn.Linear's own start, U(−1/√fan_in, 1/√fan_in)."""
+    return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(fan_in)
 
 
 class _MLPFunctions(HeadFunctions):
@@ -106,7 +93,7 @@ class _MLPFunctions(HeadFunctions):
         seed: int | None = None, bandwidth: float = 1.0,
     ) -> None:  # fmt: skip
         make = partial(_MLP, inputs, width, depth, activation, bandwidth, seed)
-        super().__init__(make, k, Layout(outputs, independent), normalize)
+        super().__init__(make, k, outputs, independent, normalize)
         self.inputs, self.width, self.depth, self.activation = inputs, width, depth, activation
         self.bandwidth, self.seed = bandwidth, seed
 
@@ -119,9 +106,9 @@ class _MLPFunctions(HeadFunctions):
 class StackedMLP(_MLPFunctions):
     """k MLPs with weights of their own; activations are "sincos", "relu", "gelu" and "erf".
 
-    With `depth` linear layers and the paper's mixture of sin and cos, whose frequencies start
-    spread evenly in scale from 1 to `bandwidth`, so that functions that oscillate a lot are in
-    reach; 1 is the paper's own start. (n, inputs) ↦ (n, k), or (n, c, k).
+    The paper's mixture of sin and cos starts with frequencies spread evenly in scale from 1, its
+    own start, to `bandwidth`, so that functions that oscillate a lot are in reach. `depth` counts
+    the linear layers. (n, inputs) ↦ (n, k), or (n, c, k).
 
     >>> StackedMLP(inputs=2, k=10, seed=0)(torch.randn(64, 2)).shape
     torch.Size([64, 10])
@@ -141,9 +128,7 @@ class StackedMLP(_MLPFunctions):
 
 @rebuildable
 class SharedMLP(_MLPFunctions):
-    """One MLP with k heads: far cheaper than k networks, and enough with exact deflation.
-
-    (n, inputs) ↦ (n, k), or (n, c, k) for c outputs.
+    """One MLP with k heads, far cheaper than k networks: (n, inputs) ↦ (n, k), or (n, c, k).
 
     >>> SharedMLP(inputs=64, k=32, seed=0)(torch.randn(100, 64)).shape
     torch.Size([100, 32])
@@ -153,10 +138,7 @@ class SharedMLP(_MLPFunctions):
 def default_network(
     gram: Gram, k: int, seed: int, *, bandwidth: float = 8.0, normalize: bool = True
 ) -> nn.Module:
-    """k functions on the points of a Gram: stacked MLPs in few dimensions, else a shared trunk.
-
-    Points (n, channels, height, width) get a convolutional one.
-    """
+    """k functions of a Gram's points: stacked MLPs in few dimensions, else one; of images a CNN."""
     x = gram.x
     if not isinstance(x, Tensor) or not x.is_floating_point():
         came = f"{x.dtype} points" if isinstance(x, Tensor) else "a dict of tensors"
@@ -164,12 +146,12 @@ def default_network(
             f"there is no network by default for {came}: give solve(…) one of yours, such as "
             "networks.Pretrained(model, k), or pass numbers as x.float()"
         )
-    arguments: dict[str, Any] = {"normalize": normalize, "seed": seed}
-    arguments |= {"outputs": gram.outputs, "independent": gram.independent}
-    inputs = x[0].numel()
+    layout: dict[str, Any] = {"outputs": gram.outputs, "independent": gram.independent}
+    arguments = layout | {"normalize": normalize, "seed": seed}
     if x.ndim == 4 and min(x.shape[2:]) >= SMALLEST_IMAGE:
         _, channels, *size = x.shape
         return SharedCNN(k, channels, size, **arguments).to(gram.device, gram.dtype)
+    inputs = x[0].numel()
     network: _MLPFunctions
     if inputs <= STACKED_INPUTS and k <= STACKED_FUNCTIONS:
         network = StackedMLP(inputs, k, bandwidth=bandwidth, **arguments)

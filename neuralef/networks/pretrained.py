@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from neuralef.layout import Layout
-from neuralef.modules.functions import HeadFunctions, make_generator
-from neuralef.modules.heads import Heads, start_uniform
+from neuralef.modules.heads import HeadFunctions, Heads, make_generator, start_uniform
 from neuralef.serialization import rebuildable
 
 
@@ -18,8 +17,8 @@ from neuralef.serialization import rebuildable
 class Pretrained(HeadFunctions):
     """A copy of a trained model whose last linear layer is replaced by fresh heads for k functions.
 
-    The copy is trained whole, the model itself is left as it is. Nothing but the model touches the
-    points: they may be images, token ids, or whatever else it takes. x ↦ (n, k), or (n, c, k).
+    The copy is trained whole, the model itself stays unchanged. Points are whatever it takes:
+    images, token ids, … x ↦ (n, k), or (n, c, k).
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 10))
@@ -33,10 +32,7 @@ class Pretrained(HeadFunctions):
     ) -> None:  # fmt: skip
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch module, got {type(model).__name__}")
-        super().__init__(
-            lambda _, heads: _with_heads(model, heads, seed),
-            k, Layout(outputs, independent), normalize,
-        )  # fmt: skip
+        super().__init__(partial(_with_heads, model, seed), k, outputs, independent, normalize)
         self.normalization.to(_last_linear(self.network)[1].weight)
         self.seed = seed
 
@@ -45,16 +41,16 @@ class Pretrained(HeadFunctions):
         """The copy, heads and all: from one like it the same network can be made."""
         return self.network
 
-    def functions(self, x: Any) -> Tensor:
-        """The functions before their normalisation."""
-        h, heads = self.network(x), self.outputs * self.k
+    def arrange(self, h: Any) -> Tensor:
+        """What the heads give as functions, if it is they that make the model's output."""
+        heads = self.outputs * self.k
         if not isinstance(h, Tensor) or h.shape[1:] != (heads,):
             got = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
             raise ValueError(
                 f"with {heads} heads the model must give a tensor (n, {heads}), got {got}: its "
                 "last linear layer must make its output; wrap the model in a module that is so"
             )
-        return self.arrange(h)
+        return super().arrange(h)
 
 
 def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
@@ -67,7 +63,7 @@ def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
     return layers[-1]
 
 
-def _with_heads(model: nn.Module, heads: int, seed: int | None) -> nn.Module:
+def _with_heads(model: nn.Module, seed: int | None, heads: int, stack: int) -> nn.Module:
     """A trainable copy of the model, so many heads in place of its last linear layer."""
     name, last = _last_linear(model)
     layer = skip_init(Heads, last.in_features, heads)

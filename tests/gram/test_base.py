@@ -21,7 +21,7 @@ def test_gram_agrees_with_the_dense_matrix(case):
 @each(GRAMS)
 def test_products_in_small_chunks_are_the_same(case, monkeypatch):
     monkeypatch.setattr(neuralef.gram.kernel, "CHUNK", 100)
-    monkeypatch.setattr(neuralef.gram.feature, "CHUNK", 100)
+    monkeypatch.setattr(neuralef.gram.root, "CHUNK", 100)
     x = points(POINTS)
     assert_like_dense(case.make(x), case.twin(x.numpy()))
 

@@ -9,7 +9,7 @@ from truth import points
 import neuralef as nef
 from neuralef.gram import FeatureGram
 from neuralef.laplace import LinearizedLaplace
-from neuralef.modules.functions import L2BatchNorm, Normalized
+from neuralef.modules.heads import L2BatchNorm, Normalized
 from neuralef.networks import ActivationHead
 from neuralef.networks import activation_head as activations
 from neuralef.networks.activation_head import past_the_model

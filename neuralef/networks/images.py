@@ -1,20 +1,106 @@
-"""Residual networks for small images (He et al. 2016): a classifier, or k functions at once."""
+"""Networks for images: the paper's for MNIST, and residual ones (He et al. 2016)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import skip_init
 
 from neuralef.checks import check_count
-from neuralef.layout import Layout
-from neuralef.modules.functions import HeadFunctions, make_generator
-from neuralef.modules.heads import Heads, check_images, start_uniform
+from neuralef.modules.heads import (
+    HeadFunctions,
+    Heads,
+    StackedLinear,
+    make_generator,
+    start_uniform,
+)
 from neuralef.serialization import rebuildable
 
-fx.wrap("check_images")  # symbolic tracing, by which batch norms are folded, cannot look inside
+
+@fx.wrap  # symbolic tracing, by which batch norms are folded, cannot look inside
+def _check_images(x: Tensor, channels: int, size: tuple[int, int] | None = None) -> None:
+    """Refuse what is no batch of images (n, channels, height, width), of any size for None."""
+    if x.ndim != 4 or x.shape[1] != channels or size not in (None, x.shape[2:]):
+        height, width = size or ("height", "width")
+        raise ValueError(
+            f"the network takes images (n, {channels}, {height}, {width}), got {tuple(x.shape)}; "
+            "reshape them, or make the network for images like these"
+        )
+
+
+class _CNN(nn.Sequential):
+    """`stack` networks of two convolutions and two linear layers, (n, …) ↦ (n, stack·heads)."""
+
+    def __init__(
+        self, channels: int, size: int | Sequence[int], widths: Sequence[int], seed: int | None,
+        heads: int, stack: int,
+    ) -> None:  # fmt: skip
+        sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+        if len(sides) != 2 or len(widths) != 3:
+            raise ValueError(
+                "size must be one number or (height, width), and widths three: of two convolutions "
+                f"and a linear layer; got size {size!r} and widths {widths!r}"
+            )
+        height, width = (check_count(side, "size", least=4) for side in sides)
+        first, second, hidden = (check_count(number, "widths") for number in widths)
+        super().__init__(
+            # without groups, since all networks see the same images
+            skip_init(nn.Conv2d, check_count(channels, "channels"), stack * first, 5, padding=2),
+            nn.BatchNorm2d(stack * first), nn.ReLU(), nn.MaxPool2d(2),
+            skip_init(nn.Conv2d, stack * first, stack * second, 5, padding=2, groups=stack),
+            nn.BatchNorm2d(stack * second), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            skip_init(StackedLinear, second * (height // 4) * (width // 4), hidden, stack),
+            nn.BatchNorm1d(stack * hidden), nn.ReLU(),
+            skip_init(Heads, hidden, heads, stack),
+        )  # fmt: skip
+        generator = make_generator(seed)
+        for layer in self:
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                start_uniform(layer, generator)
+        self.channels, self.size = channels, (height, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check_images(x, self.channels, self.size)
+        return super().forward(x)
+
+
+class _CNNFunctions(HeadFunctions):
+    def __init__(
+        self, k: int, channels: int = 1, size: int | Sequence[int] = 28,
+        widths: Sequence[int] = (32, 64, 128), outputs: int = 1, independent: bool = False,
+        normalize: bool = True, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        make = partial(_CNN, channels, size, widths, seed)
+        super().__init__(make, k, outputs, independent, normalize)
+        self.channels, self.size, self.widths, self.seed = channels, size, widths, seed
+
+
+@rebuildable
+class StackedCNN(_CNNFunctions):
+    """k convolutional networks with weights of their own, by grouped convolutions.
+
+    The paper's architecture for MNIST: two convolutions 5×5 and a linear layer, each with batch
+    normalisation and ReLU, a maximum over 2×2 after each convolution, and a last linear layer;
+    `size` is a side or (height, width). (n, channels, height, width) ↦ (n, k), or (n, c, k).
+
+    >>> StackedCNN(k=10, widths=(8, 16, 32), seed=0)(torch.randn(4, 1, 28, 28)).shape
+    torch.Size([4, 10])
+    """
+
+    shared = False
+
+
+@rebuildable
+class SharedCNN(_CNNFunctions):
+    """One convolutional network, that of `StackedCNN`, with k heads: far cheaper than k networks.
+
+    >>> SharedCNN(k=10, channels=3, size=(16, 20), seed=0)(torch.randn(4, 3, 16, 20)).shape
+    torch.Size([4, 10])
+    """
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int, groups: int) -> nn.Conv2d:
@@ -67,8 +153,7 @@ class ResNet(nn.Module):
         self.channels = check_count(channels, "channels")
         self.outputs, self.stack = check_count(outputs, "outputs"), check_count(stack, "stack")
         self.seed = seed
-        # The first convolution has no groups, since all networks see the same images.
-        self.conv1 = _convolution(channels, stack * width, 3, 1, 1)
+        self.conv1 = _convolution(channels, stack * width, 3, 1, 1)  # all see the same images
         self.bn1 = nn.BatchNorm2d(stack * width)
         self.layer1 = _stage(blocks, width, width, 1, stack)
         self.layer2 = _stage(blocks, width, 2 * width, 2, stack)
@@ -84,7 +169,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, outputs), or (n, stack, outputs)."""
-        check_images(x, self.channels)
+        _check_images(x, self.channels)
         h = torch.relu(self.bn1(self.conv1(x)))
         h = self.layer3(self.layer2(self.layer1(h)))
         h = self.fc(_mean(h))
@@ -94,8 +179,8 @@ class ResNet(nn.Module):
         """A network so many times as wide, with the same logits: one that can learn more.
 
         Every channel is there `factor` times; what reads it has a weight for each copy, different
-        ones with the same sum (T. Chen, I. Goodfellow and J. Shlens, "Net2Net", ICLR 2016). Beside
-        its tensors nothing is taken over: all parameters can be trained.
+        ones with the same sum (T. Chen, I. Goodfellow and J. Shlens, "Net2Net", ICLR 2016). All
+        parameters can be trained.
 
         >>> model, x = ResNet(depth=8, width=4, seed=0).eval(), torch.randn(2, 3, 32, 32)
         >>> torch.allclose(model.widened(seed=0)(x), model(x), atol=1e-5)
@@ -143,18 +228,14 @@ class _ResNetFunctions(HeadFunctions):
         self, k: int, depth: int = 20, width: int = 16, channels: int = 3, outputs: int = 1,
         independent: bool = False, normalize: bool = True, seed: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            lambda stack, heads: ResNet(depth, width, channels, heads, stack, seed),
-            k, Layout(outputs, independent), normalize,
-        )  # fmt: skip
+        make = partial(ResNet, depth, width, channels, seed=seed)
+        super().__init__(make, k, outputs, independent, normalize)
         self.depth, self.width, self.channels, self.seed = depth, width, channels, seed
 
 
 @rebuildable
 class StackedResNet(_ResNetFunctions):
-    """k residual networks with weights of their own, by grouped convolutions.
-
-    (n, channels, height, width) ↦ (n, k), or (n, c, k) for c outputs.
+    """k residual networks with weights of their own: images ↦ (n, k), or (n, c, k).
 
     >>> StackedResNet(k=3, depth=8, width=4, seed=0)(torch.randn(4, 3, 32, 32)).shape
     torch.Size([4, 3])
@@ -165,9 +246,7 @@ class StackedResNet(_ResNetFunctions):
 
 @rebuildable
 class SharedResNet(_ResNetFunctions):
-    """One residual network with k heads: far cheaper than k networks.
-
-    (n, channels, height, width) ↦ (n, k), or (n, c, k) for c outputs.
+    """One residual network with k heads, far cheaper than k networks: images ↦ (n, k) or (n, c, k).
 
     >>> SharedResNet(k=20, depth=8, outputs=10, seed=0)(torch.randn(4, 3, 32, 32)).shape
     torch.Size([4, 10, 20])

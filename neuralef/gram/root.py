@@ -1,0 +1,217 @@
+"""Grams with a root, K = ΦΦᵀ/s: explicit features, or the Jacobian of a model, streamed."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neuralef.checks import check_finite, check_points
+from neuralef.gram.base import Gram
+from neuralef.jacobian.tangent import Tangent
+from neuralef.layout import Layout
+from neuralef.memory import CHUNK
+from neuralef.points import Points
+
+
+class RootGram(Gram):
+    """A Gram whose root Φ, (n, f) or (n, c, f), is at hand or streamed; K is never formed.
+
+    One pass over Φ gives ΦᵀΦw, so that solvers may work on the side of the f features.
+    """
+
+    is_semidefinite = True
+    has_root = True
+    scale: float = 1.0  # K = ΦΦᵀ/scale
+    features: int  # the width f of Φ
+
+    @abstractmethod
+    def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Φ as folded (g, some rows, f) chunks on the device of x, in that dtype or Φ's own."""
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Φᵀψ, (g, f, k), from rows (g, r, k)."""
+        total = rows.new_zeros(self.groups, self.features, rows.shape[-1])
+        start = 0
+        for chunk in self.chunks(rows.dtype):
+            stop = start + chunk.shape[1]
+            total += chunk.mT @ rows[:, start:stop].to(chunk.dtype)
+            start = stop
+        return total
+
+    def expand(self, weights: Tensor) -> Tensor:
+        """Φw, (g, r, k), from weights (g, f, k)."""
+        found = weights.new_empty(self.groups, self.rows, weights.shape[-1])
+        start = 0
+        for chunk in self.chunks(weights.dtype):  # into place: it may be large
+            stop = start + chunk.shape[1]
+            found[:, start:stop] = chunk @ weights.to(chunk.dtype)
+            start = stop
+        return found
+
+    def normal(self, weights: Tensor) -> Tensor:
+        """ΦᵀΦw, (g, f, k), in one pass."""
+        total = torch.zeros_like(weights)
+        for chunk in self.chunks(weights.dtype):
+            total += chunk.mT @ (chunk @ weights.to(chunk.dtype))
+        return total
+
+    def product(self, rows: Tensor) -> Tensor:
+        """K ψ on folded rows (g, r, k)."""
+        chunk = next(self.chunks(rows.dtype))
+        if chunk.shape[1] < rows.shape[1]:
+            return self.expand(self.project(rows) / self.scale)
+        # a mini-batch is one chunk, which need not be made twice
+        inner = chunk.mT @ rows.to(chunk.dtype) / self.scale
+        return (chunk @ inner).to(rows.dtype)
+
+    def diagonal(self) -> Tensor:
+        """κ(x_i, x_i): (n,), or (n, c) for c outputs."""
+        chunks = self.chunks(torch.float64)
+        parts = [chunk.square().sum(2, keepdim=True, dtype=torch.float64) for chunk in chunks]
+        return self.unfold(torch.cat(parts, dim=1) / self.scale)[..., 0]
+
+    def to_dense(self) -> Tensor:
+        """The matrix in float64: (n, n), joint (n·c, n·c), or independent (c, n, n)."""
+        phi = torch.cat(list(self.chunks(torch.float64)), dim=1)
+        return self.layout.unfold_groups(phi @ phi.mT / self.scale)
+
+
+class FeatureGram(RootGram):
+    """K = ΦΦᵀ/s, multiplied by the root twice, Φ(Φᵀψ)/s.
+
+    `phi` is (n, s), or (n, c, s) for c outputs, joint unless `independent`; a tensor or a
+    (memory-mapped) array, of any floating dtype and on any device: chunks of it move to where x is.
+    `feature_map(x)` computes the same features at new points.
+
+    >>> gram = FeatureGram(torch.randn(50, 2), torch.randn(50, 8))
+    >>> gram.to_dense().shape
+    torch.Size([50, 50])
+    """
+
+    has_features = True
+
+    def __init__(
+        self, x: Points, phi: Tensor, feature_map: Callable[[Any], Tensor] | None = None,
+        independent: bool = False,
+    ) -> None:  # fmt: skip
+        self.x = check_points(x, integers=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            self.phi = torch.as_tensor(phi)
+        self.feature_map = feature_map
+        dtype, shape = self.phi.dtype, tuple(self.phi.shape)
+        if not dtype.is_floating_point or len(shape) not in (2, 3):
+            raise ValueError(
+                f"phi must be floating and (n, s) or (n, c, s), got {dtype} of shape {shape}"
+            )
+        if len(self.phi) != len(self.x) or self.phi.numel() == 0:
+            raise ValueError(f"{len(self.x)} points but features of shape {shape}")
+        self.layout = Layout(1 if len(shape) == 2 else shape[1], independent)
+        if shape[1:-1] != self.layout.point:
+            wanted = (
+                "(n, c, s) if outputs are independent" if independent else "(n, s) for one output"
+            )
+            raise ValueError(f"phi must be {wanted}, got {shape}")
+        self.features = self.scale = shape[-1]  # K is the mean over the features
+        for part in self._parts():
+            check_finite(part, "phi")
+        if feature_map is not None:
+            self._try_feature_map(feature_map)
+
+    def _try_feature_map(self, feature_map: Callable[[Any], Tensor]) -> None:
+        if not callable(feature_map):
+            raise TypeError(f"feature_map must be callable, got {type(feature_map).__name__}")
+        with torch.no_grad():
+            made = feature_map(self.x[:1])
+        first = self.phi[:1]
+        if not isinstance(made, Tensor) or made.shape != first.shape:
+            came = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise ValueError(f"on one point feature_map must give {tuple(first.shape)}, got {came}")
+        first = first.to(made)
+        if not torch.allclose(made, first, rtol=1e-2, atol=1e-2 * float(first.abs().max())):
+            raise ValueError(
+                "feature_map gives other features than phi at the first point: does it draw its "
+                "random numbers anew? They must be the same at every call"
+            )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the points or, where they are token ids, float64 if Φ is."""
+        double = self.phi.dtype == torch.float64 and not self.x.dtype.is_floating_point
+        return torch.float64 if double else super().dtype
+
+    def rounding(self) -> Tensor:
+        """Φ is taken as exact, and multiplied in float64."""
+        return self.precision * self.mean_diagonal()
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.phi.split(max(1, CHUNK // self.phi[0].numel()))
+
+    def __getitem__(self, index: Tensor | slice) -> FeatureGram:
+        part = super().__getitem__(index)
+        where = index.to(self.phi.device) if isinstance(index, Tensor) else index
+        part.phi = self.phi[where].to(self.x.device)
+        return part
+
+    def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Φ as folded (g, some rows, s) chunks on the device of x."""
+        for part in self._parts():
+            yield self.fold(part.to(device=self.device, dtype=dtype))
+
+
+class JacobianGram(RootGram):
+    """K = J(X) J(X)ᵀ of a model, exact: per-sample Jacobians are made chunk by chunk in each pass.
+
+    The c outputs are joint: n·c rows. `Subspace` solves it through JᵀJ in memory O(p·k); NeuralEF
+    takes mini-batches of it, at the price of their Jacobians.
+
+    >>> gram = JacobianGram(nn.Linear(3, 2).eval(), torch.randn(50, 3))
+    >>> gram.outputs, gram.features
+    (2, 8)
+    """
+
+    def __init__(self, model: nn.Module, x: Points) -> None:
+        self.tangent: Tangent = model if isinstance(model, Tangent) else Tangent(model)
+        self.x = check_points(x, integers=True)
+        self.layout = Layout(self.tangent.outputs(self.x))
+        self.features = self.tangent.size
+        self.precision = torch.finfo(self.dtype).eps  # J is in the model's dtype
+        self._mean_diagonal: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the model."""
+        return self.tangent.dtype
+
+    def __getitem__(self, index: Tensor | slice) -> JacobianGram:
+        part = super().__getitem__(index)
+        part._mean_diagonal = None
+        return part
+
+    def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """J as (1, some rows, p) chunks, in the model's own dtype: more is not in them."""
+        trace = torch.zeros((), dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            for jacobian in self.tangent.chunks(self.x, self.outputs):
+                trace += jacobian.square().sum(dtype=torch.float64)
+                yield jacobian.reshape(1, -1, self.features)
+        self._mean_diagonal = trace[None] / len(self)
+
+    def mean_diagonal(self) -> Tensor:
+        """The trace per point, E κ(x, x): (1,); any pass over J has it as a by-product."""
+        if self._mean_diagonal is None:
+            for _ in self.chunks(self.dtype):
+                pass
+        assert self._mean_diagonal is not None
+        return self._mean_diagonal
+
+    def to_dense(self) -> Tensor:
+        """The matrix in float64, (n·c, n·c), from J held in the model's own dtype."""
+        chunks = list(self.chunks(self.dtype))
+        rows = [torch.cat([a.double() @ b.double().mT for b in chunks], dim=2) for a in chunks]
+        return torch.cat(rows, dim=1)[0]
