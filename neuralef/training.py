@@ -62,8 +62,8 @@ class Step:
     says; `captured` steps are replayed on a GPU.
 
     >>> layer = nn.Linear(1, 1)
-    >>> step = Step(torch.optim.SGD, layer.parameters(), lambda index: layer(index).sum().backward())
-    >>> step(torch.ones(1, 1), rate=0.1)
+    >>> backward = lambda index: layer(index).sum().backward()
+    >>> Step(torch.optim.SGD, layer.parameters(), backward)(torch.ones(1, 1), rate=0.1)
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuralef.cli import PROBLEMS, Problem, compare, legendre, quadrature_spectrum, solve_quietly
+from neuralef.cli import PROBLEMS, Problem, compare, solve_quietly
 from neuralef.kernels import RBF
 from neuralef.report import write_figure, write_result
 from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN
@@ -89,12 +89,11 @@ def measure_errors(
     problem: Problem, preset: Preset, device: str, first_seed: int, report: Report
 ) -> dict[str, Any]:
     """Eigenfunction and eigenvalue errors of every method and pair, over seeds."""
-    nodes, weights = legendre(problem.low, problem.high)
-    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, preset.k)
+    (nodes, weights), truth = problem.legendre(), problem.truth(preset.k)
     rows: dict[str, list[dict[str, Any]]] = {}
     for seed in range(first_seed, first_seed + preset.seeds):
         x = problem.sample(preset.error_size, seed)
-        exact, seconds = solve_quietly(Nystrom(preset.k), problem, x)
+        exact, seconds = solve_quietly(Nystrom(preset.k), problem.kernel.gram(x))
         sampling = compare(exact, truth, nodes, weights)
         rows.setdefault("nystrom", []).append(
             {"truth": sampling.tolist(), "rank": exact.rank, "seconds": seconds}
@@ -103,7 +102,7 @@ def measure_errors(
         solvers |= approximate_solvers(problem, preset.k, preset.error_size, seed)
         for name, solver in solvers.items():
             points = x if name in ("landmarks", "random-features") else x.float()
-            spectrum, seconds = solve_quietly(solver, problem, points.to(device))
+            spectrum, seconds = solve_quietly(solver, problem.kernel.gram(points.to(device)))
             spectrum = spectrum.to("cpu")
             pairs = min(spectrum.k, exact.k)
             ratio = spectrum.eigenvalues[:pairs] / exact.eigenvalues[:pairs]
@@ -141,12 +140,14 @@ def measure_curves(
 ) -> dict[str, Any]:
     """The eigenfunctions of every method on a grid, signs turned to those of the truth."""
     grid = torch.linspace(problem.low, problem.high, 101, dtype=torch.float64)[:, None]
-    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, preset.k)
+    truth = problem.truth(preset.k)
     x = problem.sample(n, seed)
-    spectra = {"nystrom": solve_quietly(Nystrom(preset.k), problem, x)[0]}
+    spectra = {"nystrom": solve_quietly(Nystrom(preset.k), problem.kernel.gram(x))[0]}
     solvers = trained_solvers(preset.k, preset.steps, seed)
     for name in ("neuralef", "paper", "spin"):
-        spectra[name] = solve_quietly(solvers[name], problem, x.float().to(device))[0].to("cpu")
+        spectra[name] = solve_quietly(solvers[name], problem.kernel.gram(x.float().to(device)))[
+            0
+        ].to("cpu")
     with torch.no_grad():
         reference = truth(grid)
         curves = {"truth": reference}
@@ -176,7 +177,7 @@ def measure_times(
         if forecast <= preset.nystrom_limit:
             solvers["nystrom"] = Nystrom(preset.k, method="dense")
         for name, solver in solvers.items():
-            _, spent = solve_quietly(solver, problem, x)
+            _, spent = solve_quietly(solver, problem.kernel.gram(x))
             seconds.setdefault(name, {})[str(n)] = spent
             report(f"{problem.name}, n = {n}: {name} {spent:.2f} s")
             if name == "nystrom":

@@ -40,11 +40,11 @@ def error_against_seconds(
 ) -> dict[str, list[dict[str, Any]]]:
     """For each method and budget: seconds, and the errors of all pairs against the exact ones."""
     x = problem.sample(preset.error_size, seed)
-    exact, _ = solve_quietly(Nystrom(preset.k), problem, x)
+    exact, _ = solve_quietly(Nystrom(preset.k), problem.kernel.gram(x))
     measured: dict[str, list[dict[str, Any]]] = {}
     for name, solvers in _budgets(preset, seed).items():
         for solver in solvers:
-            spectrum, seconds = solve_quietly(solver, problem, x.float().to(device))
+            spectrum, seconds = solve_quietly(solver, problem.kernel.gram(x.float().to(device)))
             errors = compare(spectrum.to("cpu"), exact, x).tolist()
             measured.setdefault(name, []).append({"seconds": seconds, "errors": errors})
         report(f"error against seconds: {name}")
@@ -57,8 +57,8 @@ def evaluation_cost(
     """Microseconds for one new point: of networks and features, and of Nyström's formula."""
     x = problem.sample(1024, seed).float().to(device)
     new = problem.sample(EVALUATED, seed + 1).float().to(device)
-    trained, _ = solve_quietly(NeuralEF(preset.k, steps=1, progress=False), problem, x)
-    features, _ = solve_quietly(RandomFeatures(preset.k, features=1000), problem, x)
+    trained, _ = solve_quietly(NeuralEF(preset.k, steps=1, progress=False), problem.kernel.gram(x))
+    features, _ = solve_quietly(RandomFeatures(preset.k, features=1000), problem.kernel.gram(x))
     costs = {
         "neuralef": _microseconds(trained, new),
         "random-features": _microseconds(features, new),

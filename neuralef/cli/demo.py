@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from neuralef.cli.quadrature import legendre, quadrature_spectrum
 from neuralef.cli.shared import command, option
+from neuralef.gram import Gram
 from neuralef.kernels import RBF, Kernel, Polynomial
 from neuralef.report.record import timed
 from neuralef.solvers import NeuralEF, Nystrom, Solver
@@ -35,6 +36,17 @@ class Problem:
         uniform = torch.rand(n, 1, dtype=torch.float64, generator=generator)
         return self.low + (self.high - self.low) * uniform
 
+    def legendre(self, nodes: int = 400) -> tuple[Tensor, Tensor]:
+        """Points (nodes, 1) and their weights under the distribution, (nodes,)."""
+        points, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(nodes))
+        return self.low + (self.high - self.low) * (points[:, None] + 1) / 2, weights / 2
+
+    def truth(self, k: int) -> Spectrum:
+        """The top k pairs to machine precision: those under the measure of the quadrature."""
+        x, weights = self.legendre()
+        gram = self.kernel.gram(x).weighted(len(x) * weights)
+        return solve_quietly(Nystrom(k), gram)[0]
+
 
 PROBLEMS = (
     Problem("rbf", "exp(−‖x−x′‖²/2) on U[−2, 2]", RBF(lengthscale=1.0), -2.0, 2.0),
@@ -42,11 +54,11 @@ PROBLEMS = (
 )
 
 
-def solve_quietly(solver: Solver, problem: Problem, x: Tensor) -> tuple[Spectrum, float]:
+def solve_quietly(solver: Solver, gram: Gram) -> tuple[Spectrum, float]:
     """The spectrum and its seconds; that the polynomial has rank 5 needs no warning each time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="found .* eigenpairs")
-        return timed(solver.solve, problem.kernel.gram(x))
+        return timed(solver.solve, gram)
 
 
 def compare(
@@ -63,13 +75,12 @@ def compare(
 def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) -> dict[str, Any]:
     """Train on n points, compare with the exact solution and the truth, save the spectrum."""
     k, n, seed = settings.k, settings.n, settings.seed
-    nodes, weights = legendre(problem.low, problem.high)
-    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, k)
-    x = problem.sample(n, seed)
-    exact, exact_seconds = solve_quietly(Nystrom(k), problem, x)
+    (nodes, weights), truth = problem.legendre(), problem.truth(k)
+    x, gram = problem.sample(n, seed), problem.kernel.gram
+    exact, exact_seconds = solve_quietly(Nystrom(k), gram(x))
     solver = NeuralEF(k, seed=seed)
-    spectrum, seconds = solve_quietly(solver, problem, x.float().to(device))
-    fresh = problem.kernel.gram(problem.sample(4 * n, seed + 1_000_000).float().to(device))
+    spectrum, seconds = solve_quietly(solver, gram(x.float().to(device)))
+    fresh = gram(problem.sample(4 * n, seed + 1_000_000).float().to(device))
     certificate, spectrum = spectrum.certificate(fresh), spectrum.to("cpu")
     spectrum.save(out / f"{problem.name}.safetensors")
     grid = torch.linspace(problem.low, problem.high, 201, dtype=torch.float64)[:, None]

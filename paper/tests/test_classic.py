@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from neuralef.cli import legendre, quadrature_spectrum
 from neuralef.report import read_result
 from paper import classic, plots, tables
 from paper.metrics import eigenfunction_error
@@ -29,11 +28,11 @@ KNOWN = {
 
 @pytest.mark.parametrize("problem", classic.PROBLEMS, ids=lambda problem: problem.name)
 def test_quadrature_solves_the_integral_equation(problem):
-    truth = quadrature_spectrum(problem.kernel, problem.low, problem.high, 10)
+    truth = problem.truth(10)
     np.testing.assert_allclose(truth.eigenvalues[:5], KNOWN[problem.name], rtol=1e-5)
     assert truth.rank == (10 if problem.name == "rbf" else 5)
     # on other nodes than those it was computed with
-    x, weights = legendre(problem.low, problem.high, 150)
+    x, weights = problem.legendre(150)
     with torch.no_grad():
         psi, block = truth(x), problem.kernel(x, x)
     torch.testing.assert_close(psi.T @ (weights[:, None] * psi), torch.eye(truth.k).double())
