@@ -145,9 +145,8 @@ def measure_curves(
     spectra = {"nystrom": solve_quietly(Nystrom(preset.k), problem.kernel.gram(x))[0]}
     solvers = trained_solvers(preset.k, preset.steps, seed)
     for name in ("neuralef", "paper", "spin"):
-        spectra[name] = solve_quietly(solvers[name], problem.kernel.gram(x.float().to(device)))[
-            0
-        ].to("cpu")
+        gram = problem.kernel.gram(x.float().to(device))
+        spectra[name] = solve_quietly(solvers[name], gram)[0].to("cpu")
     with torch.no_grad():
         reference = truth(grid)
         curves = {"truth": reference}
