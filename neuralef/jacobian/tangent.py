@@ -111,15 +111,11 @@ class Tangent(nn.Module):
             self._forward_mode = methods.reaches_all_weights(self.model, self.names, x[:2])
         return self._forward_mode
 
-    def forward_mode(self, x: Points, directions: Tensor) -> Tensor:
-        """J(x) V by one forward pass with a tangent for each column of V."""
-        return self._by_columns(x, directions)
+    def forward_mode(self, x: Points, directions: Tensor, epsilon: float | None = None) -> Tensor:
+        """J(x) V by one forward pass with a tangent for each column v of V.
 
-    def finite_difference(self, x: Points, directions: Tensor, epsilon: float) -> Tensor:
-        """(f(x; θ + εv) − f(x; θ))/ε for each column v of V: the paper's method."""
-        return self._by_columns(x, directions, epsilon)
-
-    def _by_columns(self, x: Points, directions: Tensor, epsilon: float | None = None) -> Tensor:
+        With ε it is (f(x; θ + εv) − f(x; θ))/ε, the paper's method.
+        """
         if not self.has_forward_mode(x):
             raise ValueError(
                 "forward-mode derivatives and finite differences cannot reach all weights of this "
