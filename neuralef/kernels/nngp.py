@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from neuralef.checks import check_count, check_points, check_positive
-from neuralef.jacobian.inspection import activations_at_once, check_model, differentiable, try_model
+from neuralef.jacobian import inspection
+from neuralef.jacobian.inspection import LAYERS, Weights
 from neuralef.kernels.base import SampledKernel
 from neuralef.layout import Layout
 from neuralef.modules.stacked import evaluate_stack, is_plain
 from neuralef.points import Points, needs_gradient
 
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Networks that are drawn together, from a seed of their own: another number would change all draws.
 DRAWN_AT_ONCE = 64
-Weights = dict[str, Tensor]
 
 
 class NNGP(SampledKernel):
@@ -81,14 +80,14 @@ class NNGP(SampledKernel):
                 "with nn.LSTMCell, nn.GRUCell or nn.RNNCell"
             )
         net = net.eval().requires_grad_(False)
-        check_model(net)
+        inspection.check_model(net)
         return net
 
     def layout(self, x: Points) -> Layout:
         """That of the networks' outputs, after a trial of one on the first of the points x."""
         x = check_points(x, integers=True)
         first = _first(next(self._draws(x)))
-        found = try_model(lambda points: functional_call(self.net, first, (points,)), x)
+        found = inspection.try_model(lambda points: functional_call(self.net, first, (points,)), x)
         return Layout(1 if self.marginalize else found)
 
     def features(self, x: Points) -> Tensor:
@@ -182,7 +181,7 @@ class NNGP(SampledKernel):
     def _evaluate(self, body: nn.Module, weights: Weights, x: Points) -> Tensor:
         """The outputs of stacked networks at all points: (n, networks), or (n, c, networks)."""
         first, count = _first(weights), len(next(iter(weights.values())))
-        size = max(1, activations_at_once(body, x, first) // count)
+        size = max(1, inspection.activations_at_once(body, x, first) // count)
         values = torch.cat([_run(body, weights, part) for part in x.split(size)])
         if self.marginalize:
             return values.flatten(1)
@@ -203,7 +202,7 @@ def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
     def one(given: Weights, points: Points) -> Tensor:
         return functional_call(net, given, (points,))
 
-    with differentiable():
+    with inspection.differentiable():
         return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, x)
 
 
