@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -13,15 +13,13 @@ from neuralef.memory import CHUNK
 
 def orthogonal_normals(count: int, size: int, generator: torch.Generator) -> Tensor:
     """Vectors (count, size), each N(0, I) by itself, orthogonal in groups of up to `size`."""
-    normal = torch.randn(count, size, dtype=torch.float64, generator=generator)
-    groups = []
+    normal = partial(torch.randn, dtype=torch.float64, generator=generator)
+    lengths, groups = normal(count, size).norm(dim=1, keepdim=True), []
     for start in range(0, count, size):
-        shape = size, min(size, count - start)
-        square = torch.randn(shape, dtype=torch.float64, generator=generator)
-        basis, triangle = torch.linalg.qr(square)
+        basis, triangle = torch.linalg.qr(normal(size, min(size, count - start)))
         # LAPACK chooses signs of its own; these make the rotation uniform
         groups.append((basis * triangle.diagonal().sign()).T)
-    return torch.cat(groups) * normal.norm(dim=1, keepdim=True)
+    return torch.cat(groups) * lengths
 
 
 def random_signs(
@@ -29,30 +27,26 @@ def random_signs(
 ) -> Tensor:
     """Columns of a matrix of independent signs ±1, (rows, columns), the same on every device.
 
-    Sign (i, j) is a bit of SplitMix64 (Steele, Lea and Flood 2014) at a counter: it depends on i, j
-    and the seed alone, so any part of the matrix can be made by itself.
+    Sign (i, j), a bit of SplitMix64 (Steele, Lea and Flood 2014), depends on i, j and the seed
+    alone: any part of the matrix can be made by itself.
     """
     words = torch.arange(columns.start // 64, -(-columns.stop // 64), device=device)
-    counters = torch.arange(rows, device=device)[:, None] + (words << 40)
-    bits = _of_seed(counters, seed)
+    bits = _of_seed(torch.arange(rows, device=device)[:, None] + (words << 40), seed)
     signs = torch.empty(rows, len(words), 64, dtype=dtype, device=device)
     shifts = torch.arange(64, device=device)
-    some = max(1, CHUNK // (64 * len(words)))
-    for start in range(0, rows, some):
-        part = slice(start, start + some)
-        signs[part] = (1 - 2 * ((bits[part, :, None] >> shifts) & 1)).to(dtype)
-    first = columns.start % 64
-    return signs.reshape(rows, -1)[:, first : first + len(columns)]
+    step = max(1, CHUNK // (64 * len(words)))
+    for part, some in zip(signs.split(step), bits.split(step), strict=True):
+        part[:] = 1 - 2 * ((some[..., None] >> shifts) & 1)
+    return signs.reshape(rows, -1)[:, columns.start % 64 :][:, : len(columns)]
 
 
 class CountSketch:
     """R ↦ R V, (…, s), of rows R (…, p), for a random V with a single entry ±√s in each row.
 
-    V Vᵀ/s is the identity in the mean, as it is of a dense matrix of signs, and R V Vᵀ Rᵀ/s has at
-    most that one's variance: columns of R, taken s at a time, get random signs and are turned round
-    by a random number of places, so that two of them fall together with a probability of at most
-    1/s (Charikar, Chen and Farach-Colton 2002). It costs p products a row instead of p·s, and with
-    s ≥ p nothing falls together: R V Vᵀ Rᵀ/s is R Rᵀ.
+    V Vᵀ/s is the identity in the mean, and R V Vᵀ Rᵀ/s has at most the variance that a dense matrix
+    of signs gives: columns of R, taken s at a time, get random signs and are turned round by a
+    random number of places, so that two of them fall together with a probability of at most 1/s
+    (Charikar, Chen and Farach-Colton 2002). It costs p products a row; with s ≥ p it is exact.
 
     >>> rows = torch.randn(3, 5)
     >>> CountSketch(5, 2, 0, rows.dtype, rows.device)(rows).shape
@@ -63,11 +57,9 @@ class CountSketch:
     def __init__(
         self, size: int, samples: int, seed: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.size, self.samples = size, samples
         signs = random_signs(-(-size // 64), range(64), seed, dtype, device)
-        self.signs = signs.reshape(-1)[:size]
-        blocks = torch.arange(-(-size // samples))
-        words = _of_seed(-1 - blocks, seed)  # counters that signs do not have
+        self.samples, self.signs = samples, signs.reshape(-1)[:size]
+        words = _of_seed(-1 - torch.arange(-(-size // samples)), seed)  # no counters of signs
         self.turns = ((words & (2**63 - 1)) % samples).tolist()
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -75,15 +67,11 @@ class CountSketch:
         return self.of([(0, rows)])
 
     def of(self, blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
-        """(…, s) of rows that come as blocks of columns, each with the place of its first.
-
-        Halves are added up in float32; the first block says in which dtype the sums are given.
-        """
+        """(…, s) of rows that come as blocks of columns, each with the place of its first."""
         sums = None
         for start, rows in blocks:
-            if sums is None:
-                dtype = rows.dtype
-                wide = torch.promote_types(dtype, torch.float32)
+            if sums is None:  # halves are added up in float32
+                dtype, wide = rows.dtype, torch.promote_types(rows.dtype, torch.float32)
                 sums = rows.new_zeros(*rows.shape[:-1], self.samples, dtype=wide)
             for first, last, place in self._runs(start, start + rows.shape[-1]):
                 part = sums[..., place : place + last - first]
@@ -95,21 +83,18 @@ class CountSketch:
         """The runs of these columns that stay together, and the place where each begins."""
         while first < stop:
             block, within = divmod(first, self.samples)
-            turned = within + self.turns[block]
-            last = min(stop, first - within + self.samples)
-            if turned < self.samples:  # what lies beyond goes to the left end
-                last = min(last, first + self.samples - turned)
-            yield first, last, turned % self.samples
+            place = (within + self.turns[block]) % self.samples
+            last = first + self.samples - max(within, place)  # the end of the block, or of V
+            yield first, min(last, stop), place
             first = last
 
 
 def _of_seed(counters: Tensor, seed: int) -> Tensor:
     """A word of 64 random bits for each counter, of a stream of the seed's own."""
-    start = torch.tensor(seed % 2**63, device=counters.device)
-    return _splitmix(_splitmix(counters) ^ _splitmix(start))
+    return _mixed(_mixed(counters) ^ _mixed(torch.tensor(seed % 2**63, device=counters.device)))
 
 
-def _splitmix(state: Tensor) -> Tensor:
+def _mixed(state: Tensor) -> Tensor:
     """One well-mixed word of 64 bits from each counter; int64 wraps around as uint64 does."""
     z = state * -7046029254386353131 + -7046029254386353131
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
@@ -121,9 +106,8 @@ def _splitmix(state: Tensor) -> Tensor:
 def even_normals(draws: int, size: int, seed: int) -> Tensor:
     """Standard normal vectors (draws, size) for a mean over them: each is N(0, I), in pairs ±z.
 
-    Blocks of up to `size` directions are orthogonal, so that they cover the space more evenly than
-    independent ones do, and the mean over 256 is nearly as good as that over 1024 of those. Do not
-    change them in place: they are kept.
+    Blocks of up to `size` are orthogonal and cover the space more evenly: 256 are nearly as good as
+    1024 independent ones. Do not change them in place: they are kept.
     """
     generator = torch.Generator().manual_seed(seed)
     directions = orthogonal_normals(-(-draws // 2), size, generator)

@@ -1,19 +1,5 @@
 """Functions that carry eigenvectors to new points."""
 
-from neuralef.extensions.nystrom import (
-    FeatureMap,
-    KernelFeatures,
-    TrainingPoints,
-    extend,
-    extend_root,
-)
-from neuralef.extensions.tangent import TangentFunctions
+from neuralef.extensions.nystrom import extend, extend_root
 
-__all__ = [
-    "FeatureMap",
-    "KernelFeatures",
-    "TangentFunctions",
-    "TrainingPoints",
-    "extend",
-    "extend_root",
-]
+__all__ = ["extend", "extend_root"]

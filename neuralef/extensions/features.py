@@ -5,12 +5,12 @@ Each gives φ(x) (n, s) with κ(x, x′) ≈ φ(x)·φ(x′)/s.
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
 from torch import Tensor, nn
 
+from neuralef.extensions.nystrom import KernelFeatures
 from neuralef.kernels.base import Kernel
 from neuralef.kernels.classic import RBF, Matern
 from neuralef.kernels.compose import Scaled
@@ -62,22 +62,19 @@ class ActivationFeatures(nn.Module):
 
 
 @rebuildable
-class LandmarkFeatures(nn.Module):
+class LandmarkFeatures(KernelFeatures):
     """√m κ(x, Z) κ(Z, Z)^(−½) for m landmarks Z: κ itself on them, its best copy elsewhere."""
 
-    landmarks: Tensor
     whitening: Tensor
 
     def __init__(self, kernel: Kernel, landmarks: Tensor, whitening: Tensor) -> None:
-        super().__init__()
-        self.kernel = copy.deepcopy(kernel).requires_grad_(False)  # its user may train it on
-        self.register_buffer("landmarks", landmarks)
+        super().__init__(kernel, landmarks)
         self.register_buffer("whitening", whitening)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, m)."""
         # float64: small eigenvalues of κ(Z, Z) make large entries that cancel
-        block = self.kernel(x, self.landmarks)
+        block = super().forward(x)
         return (block.double() @ self.whitening.double()).to(block.dtype)
 
 
@@ -98,8 +95,9 @@ def random_features(
     while isinstance(kernel, Scaled):
         amplitude, kernel = amplitude * kernel.scale.detach().cpu().sqrt(), kernel.kernel
     inputs = x[0].numel()
+    normals = orthogonal_normals if orthogonal else _independent_normals
     if isinstance(kernel, (RBF, Matern)):
-        directions = _directions(features // 2, inputs, orthogonal, generator)
+        directions = normals(features // 2, inputs, generator)
         if isinstance(kernel, Matern):  # Student's t: a normal over a chi-square of its own
             degrees = int(2 * kernel.nu)
             chi = torch.randn(len(directions), degrees, dtype=torch.float64, generator=generator)
@@ -107,7 +105,8 @@ def random_features(
         frequencies = directions / kernel.lengthscale.detach().cpu()
         return FourierFeatures(frequencies.to(x), amplitude.to(x))
     if isinstance(kernel, MLPGP) and kernel.depth == 2:
-        return _hidden_layer(kernel, x, features, orthogonal, amplitude, generator)
+        directions = normals(features - 1, inputs + 1, generator)
+        return _hidden_layer(kernel, x, directions, amplitude)
     raise ValueError(
         f"random features are known for RBF, Matern and MLPGP of depth 2, and multiples of them, "
         f"not for {type(kernel).__name__}"
@@ -115,28 +114,18 @@ def random_features(
 
 
 def _hidden_layer(
-    kernel: MLPGP,
-    x: Tensor,
-    features: int,
-    orthogonal: bool,
-    amplitude: Tensor,
-    generator: torch.Generator,
+    kernel: MLPGP, x: Tensor, directions: Tensor, amplitude: Tensor
 ) -> ActivationFeatures:
-    inputs, hidden = x[0].numel(), features - 1
+    hidden, inputs = len(directions), directions.shape[1] - 1
     variance = kernel.weight_variance.detach().cpu()
     bias_root = kernel.bias_variance.detach().cpu().sqrt()
-    directions = _directions(hidden, inputs + 1, orthogonal, generator)
     weight = directions[:, :-1] * (variance / inputs).sqrt()
-    # φ·φ′/s must be the mean over the hidden units plus the bias, s counting the constant too.
-    scales = torch.stack([(variance * features / hidden).sqrt(), bias_root * math.sqrt(features)])
     bias = directions[:, -1] * bias_root
-    return ActivationFeatures(
-        weight.to(x), bias.to(x), (amplitude * scales).to(x), kernel.activation
-    )
+    # φ·φ′/s must be the mean over the hidden units plus the bias, s counting the constant too.
+    s = hidden + 1
+    scales = amplitude * torch.stack([(variance * s / hidden).sqrt(), bias_root * math.sqrt(s)])
+    return ActivationFeatures(weight.to(x), bias.to(x), scales.to(x), kernel.activation)
 
 
-def _directions(count: int, inputs: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
-    """Normal vectors (count, inputs), orthogonal in groups if asked (Yu et al. 2016)."""
-    if orthogonal:
-        return orthogonal_normals(count, inputs, generator)
-    return torch.randn(count, inputs, dtype=torch.float64, generator=generator)
+def _independent_normals(count: int, size: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(count, size, dtype=torch.float64, generator=generator)

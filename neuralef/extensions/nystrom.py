@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.extensions.tangent import TangentFunctions
 from neuralef.gram import Gram, RootGram
+from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.base import Kernel, SampledFeatures
+from neuralef.layout import Layout
 from neuralef.points import Points, flat
 from neuralef.serialization import describe, rebuildable
 
@@ -54,22 +55,21 @@ def extend_root(gram: RootGram, weights: Tensor) -> tuple[nn.Module, Tensor]:
 
 @rebuildable(fallback={"kernel": "kernel"})
 class KernelFeatures(nn.Module):
-    """x ↦ κ(x, Z) for landmarks Z: the features of Nyström's formula.
-
-    It keeps a frozen copy of the kernel, which its user may train on.
-    """
+    """x ↦ κ(x, Z) for landmarks Z: the features of Nyström's formula."""
 
     landmarks: Tensor
 
     def __init__(self, kernel: Kernel, landmarks: Tensor) -> None:
         super().__init__()
-        self.kernel = copy.deepcopy(kernel).requires_grad_(False)
+        self.kernel = copy.deepcopy(kernel).requires_grad_(False)  # its user may train it on
         self.register_buffer("landmarks", landmarks)
-        self.layout = kernel.layout(landmarks[:1])
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, m), (n, c, m·c) for joint outputs, (n, c, m) for independent ones."""
-        return self.layout.unfold(self.layout.fold_block(self.kernel(x, self.landmarks)))
+        block = self.kernel(x, self.landmarks)
+        independent = block.ndim == 3
+        layout = Layout(len(block) if independent else len(block) // len(x), independent)
+        return layout.unfold(layout.fold_block(block))
 
 
 @rebuildable(passed={"function": "feature_map"})
@@ -87,11 +87,37 @@ class FeatureMap(nn.Module):
     @classmethod
     def rebuilt(cls, function: Any) -> nn.Module:
         """A copy of what a user passes, or the features of a kernel."""
-        return (
-            SampledFeatures(function)
-            if isinstance(function, Kernel)
-            else cls(copy.deepcopy(function))
-        )
+        if isinstance(function, Kernel):
+            return SampledFeatures(function)
+        return cls(copy.deepcopy(function))
+
+
+@rebuildable(passed={"model": "model"})
+class TangentFunctions(nn.Module):
+    """x ↦ J(x) V, (n, k) or (n, c, k): eigenfunctions of an NTK, exact wherever they are evaluated.
+
+    >>> model = nn.Linear(3, 1).eval()
+    >>> TangentFunctions(model, torch.eye(4)[:, :2])(torch.ones(5, 3)).shape
+    torch.Size([5, 2])
+    """
+
+    directions: Tensor
+
+    def __init__(self, model: nn.Module, directions: Tensor, outputs: int = 1) -> None:
+        super().__init__()
+        self.tangent = model if isinstance(model, Tangent) else Tangent(model)
+        if len(directions) != self.tangent.size:
+            raise ValueError(
+                f"the model does not fit: {self.tangent.size} of its parameters require gradients, "
+                f"and the directions have {len(directions)} rows"
+            )
+        self.outputs = outputs
+        self.register_buffer("directions", directions.to(self.tangent.dtype))
+
+    def forward(self, x: Points) -> Tensor:
+        """(n, k), or (n, c, k)."""
+        values = self.tangent.push(x, self.directions, self.outputs)
+        return values[:, 0] if self.outputs == 1 else values
 
 
 @rebuildable
@@ -105,18 +131,17 @@ class TrainingPoints(nn.Module):
         super().__init__()
         self.register_buffer("x", x)
         self.register_buffer("values", values)
-        self._position: tuple[torch.dtype, dict[bytes, int]] | None = None
+        self._places: tuple[torch.dtype, dict[bytes, int]] | None = None
 
     def forward(self, x: Points) -> Tensor:
         """The stored values at points that are training points, bit by bit."""
         x = x if isinstance(x, Tensor) else flat(x)
+        dtype = self.x.dtype
         # made at the first call, since loading replaces the buffers, and again for another dtype
-        if self._position is None or self._position[0] != self.x.dtype:
-            places = {_key(point): i for i, point in enumerate(self.x.cpu())}
-            self._position = (self.x.dtype, places)
-        places = self._position[1]
+        if self._places is None or self._places[0] != dtype:
+            self._places = dtype, {_key(point): i for i, point in enumerate(self.x.cpu())}
         try:
-            index = [places[_key(point)] for point in x.detach().to(self.x.dtype).cpu()]
+            index = [self._places[1][_key(point)] for point in x.detach().to(dtype).cpu()]
         except KeyError:
             raise ValueError(
                 "this spectrum exists on its training points only, and x holds others: the Gram "

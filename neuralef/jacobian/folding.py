@@ -10,10 +10,9 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.nn.utils.parametrize import is_parametrized
 
-from neuralef.jacobian.inspection import check_model
+from neuralef.jacobian.inspection import LAYERS, check_model
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def fold_batch_norm(model: nn.Module) -> nn.Module:
@@ -47,7 +46,7 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
         before = node.args[0] if node.args else None
         if not isinstance(before, fx.Node) or len(before.users) > 1:
             continue
-        if node.op != "call_module" or before.op != "call_module":
+        if not node.op == before.op == "call_module":
             continue
         pair = (str(before.target), str(node.target))
         elsewhere = any(name.startswith(f"{owner}.") for name in read for owner in pair)
@@ -57,8 +56,12 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
 
 
 def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
+    """Fold a norm into a layer that makes what it normalises, with nothing hooked in between."""
     layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
-    if not isinstance(norm, BatchNorm) or not _foldable(layer, norm):
+    if not isinstance(layer, LAYERS) or not isinstance(norm, BatchNorm) or is_parametrized(layer):
+        return
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in (layer, norm))
+    if hooked or len(layer.weight) != norm.num_features:
         return
     norm = copy.deepcopy(norm)
     if norm.weight is None:  # torch folds those of linear layers only with one
@@ -71,11 +74,3 @@ def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
     trained = any(value.requires_grad for value in (*layer.parameters(), *norm.parameters()))
     model.set_submodule(layer_name, fused.requires_grad_(trained))
     model.set_submodule(norm_name, nn.Identity())
-
-
-def _foldable(layer: nn.Module, norm: BatchNorm) -> bool:
-    """A layer that makes what the norm normalises, with nothing hooked in between."""
-    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (layer, norm))
-    if hooked or is_parametrized(layer) or not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
-        return False
-    return len(layer.weight) == norm.num_features

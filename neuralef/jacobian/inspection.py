@@ -14,16 +14,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from neuralef.memory import device_kind
 from neuralef.points import Points, outside_inference
 
-# Points on which a model is tried before any work.
-TRIAL = 8
+Weights = dict[str, Tensor]  # the parameters of a model by name
+TRIAL = 8  # points on which a model is tried before any work
 # The most numbers of a Jacobian, of the derivatives in activations that it is made from, or of the
-# activations of a forward pass, held at once. On a GPU a chunk must be large to be fast.
+# activations of a forward pass, held at once: many on a GPU, for speed. On a CPU larger arrays are
+# given back to the system each time; fewer points than SOME are slower still.
 JACOBIAN_CHUNK = {"cpu": 2**24, "cuda": 2**29}
-# Layer by layer what is held meanwhile is known. On a CPU larger arrays are given back to the
-# system and asked for again each time; fewer points than SOME are slower still, by any method.
 LAYERWISE_CHUNK = {"cpu": 2**23, "cuda": 2**29}
-SOME, MOST = 8, 2**26  # points, and numbers up to which they are held
 ACTIVATION_CHUNK = {"cpu": 2**22, "cuda": 2**28}
+SOME, MOST = 8, 2**26  # points, and numbers up to which they are held
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def check_model(model: nn.Module) -> None:
@@ -116,11 +116,8 @@ def differentiable() -> Iterator[None]:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """No TF32: it leaves 1 % of error in a Jacobian, and of finite differences nothing."""
-    backends = torch.backends
-    with (
-        _no_tf32(backends.cudnn, backends.cudnn, "conv"),
-        _no_tf32(backends.cuda.matmul, backends.cuda, "matmul"),
-    ):
+    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
+    with _no_tf32(cudnn, cudnn, "conv"), _no_tf32(cuda.matmul, cuda, "matmul"):
         yield
 
 
@@ -152,7 +149,7 @@ def trained(model: nn.Module, names: list[str]) -> Iterator[list[Tensor]]:
 
 
 def activations(
-    model: nn.Module, x: Points, weights: dict[str, Tensor] | None = None
+    model: nn.Module, x: Points, weights: Weights | None = None
 ) -> list[tuple[nn.Module, int]]:
     """The modules that the model runs on the points x, and how many numbers each of them gives."""
     found = []
@@ -171,25 +168,17 @@ def activations(
     return found
 
 
-def activations_at_once(
-    model: nn.Module, x: Points, weights: dict[str, Tensor] | None = None
-) -> int:
+def activations_at_once(model: nn.Module, x: Points, weights: Weights | None = None) -> int:
     """How many forward passes of one point have their activations in memory together."""
     largest = max((size for _, size in activations(model, x[:1], weights)), default=1)
     return max(1, ACTIVATION_CHUNK[device_kind(x.device)] // largest)
 
 
-def count(model: nn.Module, names: list[str]) -> int:
-    """The number p of parameters."""
-    return sum(model.get_parameter(name).numel() for name in names)
-
-
 @torch.inference_mode(False)
 def saved_for_backward(model: nn.Module, names: list[str], x: Points) -> int:
-    """The numbers that a reverse pass through a frozen model keeps of the points x.
+    """The numbers that a reverse pass through a frozen model keeps of the points x, weights aside.
 
-    The weights of these names do not count. Layers without weights do: of a long sequence the
-    scores of attention are most.
+    Of layers without weights too: of a long sequence the scores of attention are most.
     """
     kept: dict[tuple[int, int], Tensor] = {}  # held, else another one may come to lie there
 
@@ -204,18 +193,6 @@ def saved_for_backward(model: nn.Module, names: list[str], x: Points) -> int:
     return sum(size for place, size in kept if place not in own)
 
 
-def points_at_once(
-    model: nn.Module, names: list[str], x: Points, outputs: int, layerwise: bool
-) -> int:
-    """How many points' Jacobians make one chunk, and what is differentiated for them."""
-    kind, size = device_kind(x.device), count(model, names)
-    if layerwise:
-        found = sum(number for module, number in activations(model, x[:1]) if module._parameters)
-        return max(1, _points(LAYERWISE_CHUNK[kind], outputs * max(size, found)))
-    most, held = JACOBIAN_CHUNK[kind], max(1, saved_for_backward(model, names, x[:1]))
-    return max(1, min(most // (outputs * size), _points(most, outputs * held)))
-
-
-def _points(most: int, numbers: int) -> int:
+def points_in(most: int, numbers: int) -> int:
     """How many points, of so many numbers each, make a chunk of `most`; some in any case."""
-    return max(most // numbers, min(SOME, MOST // numbers))
+    return max(1, most // numbers, min(SOME, MOST // numbers))

@@ -70,21 +70,20 @@ def _layers(model: nn.Module, names: list[str]) -> Layers | None:
     for name in names:
         owner, _, part = name.rpartition(".")
         layer = model.get_submodule(owner)
-        if part not in ("weight", "bias") or not _known(layer):
+        if part not in ("weight", "bias") or not _is_known(layer):
             return None
         layers.setdefault(owner, (layer, []))[1].append(part)
     return layers
 
 
-def _known(layer: Any) -> bool:
+def _is_known(layer: Any) -> bool:
     """Whether the layer is what its class says: Wx + b, with nothing done to W before."""
     if isinstance(layer, StackedLinear):
         return layer.stack == 1
-    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d) or layer._forward_pre_hooks:
-        return False
-    return isinstance(layer, nn.Linear) or (
-        layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    )
+    if type(layer) in (nn.Conv1d, nn.Conv2d):
+        plain = layer.groups == 1 and layer.padding_mode == "zeros"
+        return plain and not isinstance(layer.padding, str) and not layer._forward_pre_hooks
+    return type(layer) is nn.Linear and not layer._forward_pre_hooks
 
 
 @torch.no_grad()

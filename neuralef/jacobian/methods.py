@@ -16,20 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vmap
 
-from neuralef.jacobian.inspection import (
-    activations_at_once,
-    count,
-    differentiable,
-    full_precision,
-    trained,
-)
+from neuralef.jacobian import inspection
+from neuralef.jacobian.inspection import Weights
 from neuralef.jacobian.layers import layer_blocks, whole
 from neuralef.points import Points, each, in_double, outside_inference
 
-# Relative errors of methods that agree: in the model's own precision and, where layers may compute
-# in float32 whatever they are given, in float64.
+# Relative errors of methods that agree: in the model's own precision, and in float64, in which some
+# layers compute in float32 all the same.
 ALIKE, SAME = 0.3, 1e-5
-Weights = dict[str, Tensor]
 
 
 def weights_of(model: nn.Module, names: list[str]) -> Weights:
@@ -46,7 +40,8 @@ def values_at(model: nn.Module, weights: Weights, x: Any) -> Tensor:
 def layer_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor | None:
     """J(x), (n, c, p), layer by layer, or None of a model that is not made of such layers."""
     blocks = layer_blocks(model, names, x)
-    return None if blocks is None else whole(blocks, count(model, names))
+    size = sum(model.get_parameter(name).numel() for name in names)
+    return None if blocks is None else whole(blocks, size)
 
 
 def vmap_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
@@ -56,7 +51,7 @@ def vmap_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
         return values_at(model, weights, each(point, lambda value: value[None]))[0]
 
     known = dict(x) if isinstance(x, dict) else x  # vmap looks into no dicts but plain ones
-    with differentiable():
+    with inspection.differentiable():
         parts = vmap(jacrev(one), in_dims=(None, 0))(weights_of(model, names), known)
     return torch.cat([parts[name].flatten(2) for name in names], dim=2)
 
@@ -64,11 +59,9 @@ def vmap_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
 def loop_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
     """J(x) by plain autograd, one output of one point at a time."""
     rows = []
-    with trained(model, names) as weights:
+    with inspection.trained(model, names) as weights, torch.enable_grad():
         for i in range(len(x)):
-            with torch.enable_grad():
-                outs = model(x[i : i + 1]).reshape(-1).unbind()
-            rows += [_gradient(value, weights) for value in outs]
+            rows += [_gradient(value, weights) for value in model(x[i : i + 1]).reshape(-1)]
     return torch.stack(rows).unflatten(0, (len(x), -1))
 
 
@@ -80,7 +73,7 @@ def _gradient(out: Tensor, weights: list[Tensor], u: Tensor | None = None) -> Te
 FAST = {"layers": layer_jacobian, "vmap": vmap_jacobian}  # the faster one first
 
 
-@full_precision()
+@inspection.full_precision()
 @torch.inference_mode(False)
 def fastest_method(model: nn.Module, names: list[str], x: Points) -> str:
     """The first of `FAST` that agrees with plain autograd at the points x, or else "loop".
@@ -108,16 +101,13 @@ def fastest_method(model: nn.Module, names: list[str], x: Points) -> str:
 
 
 def _agrees(method: str, model: nn.Module, names: list[str], x: Points, true: Tensor) -> bool:
-    """Whether a method gives what plain autograd does.
-
-    In float32 rounding puts a ReLU now and then on the other side of its kink, and then methods
-    that are all right differ: there they need be alike as a whole only, and the same in float64,
-    if the model runs in it.
-    """
+    """Whether a method gives what plain autograd does."""
     found = FAST[method](model, names, x)
     if found is None:
         return False
-    if not _is_double(model, names) and bool((found - true).norm() <= ALIKE * true.norm()):
+    # In float32 a ReLU is now and then on the other side of its kink, and methods that are right
+    # differ: they need only be alike, and the same in float64 if the model runs in it.
+    if true.dtype != torch.float64 and bool((found - true).norm() <= ALIKE * true.norm()):
         with suppress(Exception):  # whatever a model has against float64: nobody had asked for it
             twin, x = copy.deepcopy(model).double(), in_double(x)
             wide = FAST[method](twin, names, x)
@@ -129,21 +119,17 @@ def _close(found: Tensor, true: Tensor, slack: float) -> bool:
     return bool((found - true).abs().max() <= slack * true.abs().max())
 
 
-def _is_double(model: nn.Module, names: list[str]) -> bool:
-    return model.get_parameter(names[0]).dtype == torch.float64
-
-
-@full_precision()
+@inspection.full_precision()
 def by_columns(
     model: nn.Module, names: list[str], x: Points, V: Tensor, epsilon: float | None = None
 ) -> Tensor:
     """J(x) V, (n, c, m), of V (p, m): `pushed` for some columns and some points at a time."""
     column = partial(pushed, model, weights_of(model, names), epsilon=epsilon)
     columns = vmap(column, in_dims=(None, 1), out_dims=-1)
-    budget = activations_at_once(model, x)
+    budget = inspection.activations_at_once(model, x)
     points = min(len(x), max(64, math.isqrt(budget)))
     groups = V.split(max(1, budget // points), dim=1)
-    with differentiable():
+    with inspection.differentiable():
         parts = [torch.cat([columns(some, v) for v in groups], -1) for some in x.split(points)]
     return torch.cat(parts)
 
@@ -171,27 +157,27 @@ def reaches_all_weights(model: nn.Module, names: list[str], x: Points) -> bool:
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return False
     try:
-        same = _is_dual(model, names, x)
-        if not same and not _is_double(model, names):  # rounding at a kink may be what differs
-            same = _is_dual(copy.deepcopy(model).double(), names, in_double(x))
-        return same
+        if _is_dual(model, names, x):
+            return True
+        # rounding at a kink may be what differs
+        return _is_dual(copy.deepcopy(model).double(), names, in_double(x))
     except torch.OutOfMemoryError:
         raise
     except Exception:  # whatever a model has against other weights, or against float64
         return False
 
 
-@full_precision()
+@inspection.full_precision()
 @torch.inference_mode(False)
 def _is_dual(model: nn.Module, names: list[str], x: Points) -> bool:
     """Whether u·(J v), forward, is (Jᵀu)·v, backward, for random u and v."""
     x, generator = outside_inference(x), torch.Generator().manual_seed(0)
-    with trained(model, names) as weights, torch.enable_grad(), differentiable():
-        out = model(x)
-        u = torch.randn(out.shape, generator=generator).to(out)
-        gradient = _gradient(out, weights, u)
-    v = torch.randn(len(gradient), generator=generator).to(gradient)
-    with differentiable():
+    with inspection.differentiable():
+        with inspection.trained(model, names) as weights, torch.enable_grad():
+            out = model(x)
+            u = torch.randn(out.shape, generator=generator).to(out)
+            gradient = _gradient(out, weights, u)
+        v = torch.randn(len(gradient), generator=generator).to(gradient)
         moved = pushed(model, weights_of(model, names), x, v).reshape(u.shape)
     slack = 10 * torch.finfo(gradient.dtype).eps ** 0.5 * gradient.norm()
     return bool(((moved * u).sum() - gradient @ v).abs() <= slack)

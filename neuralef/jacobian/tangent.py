@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.jacobian import inspection, methods
 from neuralef.jacobian.layers import layer_blocks, whole
+from neuralef.memory import device_kind
 from neuralef.points import Points, needs_gradient, outside_inference
 from neuralef.progress import watched
 from neuralef.sketching import CountSketch
@@ -33,10 +33,10 @@ class Tangent(nn.Module):
         super().__init__()
         inspection.check_model(model)
         self.names = [name for name, value in model.named_parameters() if value.requires_grad]
-        self.model = copy.deepcopy(model).requires_grad_(False)  # its user may train it on
         if not self.names:
             raise ValueError("no parameter of the model requires gradients: the NTK is zero")
-        self.size = inspection.count(model, self.names)  # p
+        self.model = copy.deepcopy(model).requires_grad_(False)  # its user may train it on
+        self.size = sum(model.get_parameter(name).numel() for name in self.names)  # p
         self._method: str | None = None
         self._forward_mode: bool | None = None
 
@@ -54,10 +54,6 @@ class Tangent(nn.Module):
         """The number c of outputs, after a trial of the model on the first points."""
         inspection.check_suits(x, self.dtype, self.device)
         return inspection.try_model(self.model, x)
-
-    def values(self, parameters: dict[str, Tensor], x: Any) -> Tensor:
-        """f(x) at given parameters, (n, c)."""
-        return methods.values_at(self.model, parameters, x)
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters by name, detached."""
@@ -93,9 +89,15 @@ class Tangent(nn.Module):
             yield self.jacobian(part, sketch)
 
     def points_at_once(self, x: Points, outputs: int) -> int:
-        """How many points' Jacobians make one chunk."""
-        layerwise = self._fastest(x) == "layers"
-        return inspection.points_at_once(self.model, self.names, x, outputs, layerwise)
+        """How many points' Jacobians make one chunk, and what is differentiated for them."""
+        kind, size = device_kind(x.device), outputs * self.size
+        if self._fastest(x) == "layers":
+            found = inspection.activations(self.model, x[:1])
+            held = outputs * sum(number for module, number in found if module._parameters)
+            return inspection.points_in(inspection.LAYERWISE_CHUNK[kind], max(size, held))
+        most = inspection.JACOBIAN_CHUNK[kind]
+        held = outputs * inspection.saved_for_backward(self.model, self.names, x[:1])
+        return max(1, min(most // size, inspection.points_in(most, max(1, held))))
 
     def push(self, x: Points, directions: Tensor, outputs: int) -> Tensor:
         """J(x) V for directions V (p, m): (n, c, m), by whichever method is the cheaper."""
@@ -111,15 +113,11 @@ class Tangent(nn.Module):
             self._forward_mode = methods.reaches_all_weights(self.model, self.names, x[:2])
         return self._forward_mode
 
-    def forward_mode(self, x: Points, directions: Tensor) -> Tensor:
-        """J(x) V by one forward pass with a tangent for each column of V."""
-        return self._by_columns(x, directions)
+    def forward_mode(self, x: Points, directions: Tensor, epsilon: float | None = None) -> Tensor:
+        """J(x) V by one forward pass with a tangent for each column v of V.
 
-    def finite_difference(self, x: Points, directions: Tensor, epsilon: float) -> Tensor:
-        """(f(x; θ + εv) − f(x; θ))/ε for each column v of V: the paper's method."""
-        return self._by_columns(x, directions, epsilon)
-
-    def _by_columns(self, x: Points, directions: Tensor, epsilon: float | None = None) -> Tensor:
+        With ε it is (f(x; θ + εv) − f(x; θ))/ε, the paper's method.
+        """
         if not self.has_forward_mode(x):
             raise ValueError(
                 "forward-mode derivatives and finite differences cannot reach all weights of this "
@@ -127,7 +125,3 @@ class Tangent(nn.Module):
                 "recurrence with nn.LSTMCell"
             )
         return methods.by_columns(self.model, self.names, x, directions.to(self.dtype), epsilon)
-
-    def forward(self, x: Points) -> Tensor:
-        """J(x), (n, c, p)."""
-        return self.jacobian(x)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from neuralef.checks import check_count, check_points
 from neuralef.layout import Layout
 from neuralef.points import Points
 from neuralef.serialization import rebuildable
@@ -49,7 +51,7 @@ class Kernel(nn.Module):
         """κ(x_i, x_i) for every point: (n,), or (n, c) for c outputs."""
         blocks = [self(part, part).diagonal(dim1=-2, dim2=-1) for part in x.split(DIAGONAL_BLOCK)]
         layout, values = self.layout(x), torch.cat(blocks, dim=-1)
-        return layout.unfold((values if self.independent else values[None])[..., None])[..., 0]
+        return layout.unfold(layout.fold_groups(values)[..., None])[..., 0]
 
     def rounding(self, x: Tensor) -> Tensor:
         """The size of the rounding errors in κ's values at each point, like `diagonal`."""
@@ -85,6 +87,58 @@ class Kernel(nn.Module):
         return Scaled(self, other) if isinstance(other, (int, float)) else NotImplemented
 
     __rmul__ = __mul__
+
+
+class Function(Kernel):
+    """Any function `function(x1, x2)` that returns the block of a positive semi-definite kernel.
+
+    The function's own hyper-parameters train too if it is an `nn.Module`. An indefinite function is
+    refused by the solvers as soon as a block shows it.
+
+    >>> laplacian = Function(lambda x1, x2: torch.exp(-torch.cdist(x1, x2, p=1)))
+    """
+
+    def __init__(
+        self, function: Callable[[Tensor, Tensor], Tensor], outputs: int = 1,
+        independent: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if not callable(function):
+            raise TypeError(f"function must be callable, got {type(function).__name__}")
+        self.function = function
+        self.outputs, self.independent = check_count(outputs, "outputs"), independent
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The block κ(x1, x2)."""
+        block = self.function(x1, x2)
+        expected = self.layout(x1).block_shape(len(x1), len(x2))
+        if not isinstance(block, Tensor) or tuple(block.shape) != expected:
+            came = tuple(block.shape) if isinstance(block, Tensor) else type(block).__name__
+            raise ValueError(f"the kernel function must return a tensor {expected}, got {came}")
+        return block
+
+
+class SampledKernel(Kernel):
+    """κ = φφᵀ/s of explicit features, of a user's model whose outputs show on points."""
+
+    outputs = None
+    integers = True
+
+    def forward(self, x1: Points, x2: Points) -> Tensor:
+        """The block κ(x1, x2), (n1, n2), or (n1·c, n2·c)."""
+        first, second = self.features(x1), self.features(x2)
+        return first.flatten(0, -2) @ second.flatten(0, -2).T / first.shape[-1]
+
+    def diagonal(self, x: Points) -> Tensor:
+        """κ(x_i, x_i): (n,), or (n, c)."""
+        return self.features(x).square().mean(-1)
+
+    def gram(self, x: Points) -> Gram:
+        """A `FeatureGram` of the sampled features."""
+        from neuralef.gram import FeatureGram
+
+        x = check_points(x, integers=True)
+        return FeatureGram(x, self.features(x), SampledFeatures(self))
 
 
 @rebuildable(passed={"kernel": "feature_map"})

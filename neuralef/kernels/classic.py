@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -76,11 +77,11 @@ class VectorKernel(Kernel):
         """The block κ(x1, x2)."""
         check_pair(x1, x2)
         flat = x1.flatten(1)
-        return self.block(flat, flat if x1 is x2 else x2.flatten(1))
+        return self._block(flat, flat if x1 is x2 else x2.flatten(1))
 
-    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
+    @abstractmethod
+    def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The formula, on (n1, d) and (n2, d)."""
-        raise NotImplementedError(f"{type(self).__name__} must define block(x1, x2)")
 
 
 class _Stationary(VectorKernel):
@@ -93,7 +94,6 @@ class _Stationary(VectorKernel):
         self.lengthscale = lengthscale
 
     def scaled(self, x: Tensor) -> Tensor:
-        """X in units of the lengthscale."""
         lengthscale = self.lengthscale.to(x)
         if lengthscale.ndim == 1 and len(lengthscale) != x.shape[1]:
             raise ValueError(
@@ -102,11 +102,9 @@ class _Stationary(VectorKernel):
         return x / lengthscale
 
     def diagonal(self, x: Tensor) -> Tensor:
-        """Ones."""
         return x.new_ones(len(x))
 
     def rounding(self, x: Tensor) -> Tensor:
-        """That of 1."""
         return torch.finfo(x.dtype).eps * self.diagonal(x)
 
 
@@ -118,8 +116,7 @@ class Linear(VectorKernel):
     2.0
     """
 
-    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The formula, on (n1, d) and (n2, d)."""
+    def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
         return x1 @ x2.T
 
     def diagonal(self, x: Tensor) -> Tensor:
@@ -143,8 +140,7 @@ class Polynomial(VectorKernel):
         self.degree = check_count(degree, "degree")
         self.bias, self.scale = bias, scale
 
-    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The formula, on (n1, d) and (n2, d)."""
+    def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
         return (self.scale.to(x1) * (x1 @ x2.T) + self.bias.to(x1)) ** self.degree
 
     def diagonal(self, x: Tensor) -> Tensor:
@@ -161,8 +157,7 @@ class RBF(_Stationary):
     0.6065306663513184
     """
 
-    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The formula, on (n1, d) and (n2, d)."""
+    def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
         first = self.scaled(x1)
         second = first if x1 is x2 else self.scaled(x2)
         return torch.exp(squared_distance(first, second) / -2)
@@ -184,8 +179,7 @@ class Matern(_Stationary):
             raise ValueError(f"nu must be 0.5, 1.5 or 2.5, got {nu!r}")
         self.nu = nu
 
-    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The formula, on (n1, d) and (n2, d)."""
+    def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
         # Differences, not products: √ of a rounded zero would leave 1e-3 on the diagonal in
         # float32.
         mode = "donot_use_mm_for_euclid_dist"
@@ -214,8 +208,7 @@ class Periodic(_Stationary):
         super().__init__(lengthscale)
         self.period = period
 
-    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The formula, on (n1, d) and (n2, d)."""
+    def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
         # 2 sin²(t/2) = 1 − cos t, and the cosine of a difference is a product of circles:
         # κ is an RBF of points on circles, with no (n1, n2, d) array.
         return torch.exp(squared_distance(self._circle(x1), self._circle(x2)) / -2)

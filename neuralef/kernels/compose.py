@@ -1,13 +1,15 @@
-"""Kernels that are made of other kernels, or of a function."""
+"""Kernels that are made of other kernels."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_count, check_finite, check_points
+from neuralef.checks import check_finite, check_points
 from neuralef.kernels.base import Kernel
 from neuralef.kernels.classic import Positive, check_pair
 from neuralef.layout import Layout
@@ -24,22 +26,24 @@ def _check_scalar(kernel: Kernel, x: Points | None = None) -> None:
 
 
 class _Pair(Kernel):
-    """Two kernels of the same outputs."""
+    """Two kernels of the same outputs, whose values are combined one by one."""
+
+    combine: Callable[[Any, Any], Any]
 
     def __init__(self, first: Kernel, second: Kernel) -> None:
         super().__init__()
         self.first, self.second = first, second
         self.integers = first.integers and second.integers
         self.independent = first.independent
-        known = first.outputs is not None and second.outputs is not None
-        self.outputs = self._same(first.outputs, second.outputs) if known else None
+        self.outputs = None
+        if first.outputs is not None and second.outputs is not None:
+            self.outputs = self._same(first.outputs, second.outputs)
 
     def layout(self, x: Points) -> Layout:
-        """That of both."""
         outputs = self._same(self.first.layout(x).outputs, self.second.layout(x).outputs)
-        return Layout(outputs or 1, self.independent)
+        return Layout(outputs, self.independent)
 
-    def _same(self, outputs: int | None, others: int | None) -> int | None:
+    def _same(self, outputs: int, others: int) -> int:
         if outputs != others or self.first.independent != self.second.independent:
             raise ValueError(
                 f"kernels of {outputs} and {others} outputs, independent or joint, "
@@ -47,18 +51,18 @@ class _Pair(Kernel):
             )
         return outputs
 
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return self.combine(self.first(x1, x2), self.second(x1, x2))
+
+    def diagonal(self, x: Tensor) -> Tensor:
+        return self.combine(self.first.diagonal(x), self.second.diagonal(x))
+
 
 @rebuildable
 class Sum(_Pair):
     """κ₁(x, x′) + κ₂(x, x′)."""
 
-    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The block κ(x1, x2)."""
-        return self.first(x1, x2) + self.second(x1, x2)
-
-    def diagonal(self, x: Tensor) -> Tensor:
-        """κ(x_i, x_i) for every point."""
-        return self.first.diagonal(x) + self.second.diagonal(x)
+    combine = staticmethod(operator.add)
 
     def rounding(self, x: Tensor) -> Tensor:
         """The errors of both."""
@@ -69,13 +73,7 @@ class Sum(_Pair):
 class Product(_Pair):
     """κ₁(x, x′) · κ₂(x, x′), entry by entry (positive semi-definite by Schur's product theorem)."""
 
-    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The block κ(x1, x2)."""
-        return self.first(x1, x2) * self.second(x1, x2)
-
-    def diagonal(self, x: Tensor) -> Tensor:
-        """κ(x_i, x_i) for every point."""
-        return self.first.diagonal(x) * self.second.diagonal(x)
+    combine = staticmethod(operator.mul)
 
     def rounding(self, x: Tensor) -> Tensor:
         """The error of each, times the other."""
@@ -91,8 +89,7 @@ class Scaled(Kernel):
 
     def __init__(self, kernel: Kernel, scale: float) -> None:
         super().__init__()
-        self.kernel = kernel
-        self.scale = scale
+        self.kernel, self.scale = kernel, scale
         self.outputs, self.independent = kernel.outputs, kernel.independent
         self.integers = kernel.integers
 
@@ -132,7 +129,7 @@ class Centered(Kernel):
         _check_scalar(kernel, reference)
         self.kernel, self.ours = kernel, describe(kernel) is not None
         self.register_buffer("reference", check_points(reference, integers=kernel.integers))
-        self._grand_mean: tuple[list[Tensor], Tensor] | None = None
+        self._grand_means: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def _working(self, x: Tensor) -> Tensor:
         return x.double() if self.ours else x
@@ -143,13 +140,15 @@ class Centered(Kernel):
         return torch.cat([self.kernel(part, reference).mean(1) for part in x.split(rows)])
 
     def _mean_of_means(self, x: Tensor) -> Tensor:
-        reference = self.reference.to(x)
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self.kernel.parameters()):
+        reference, parameters = self.reference.to(x), list(self.kernel.parameters())
+        if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
             return self._mean(reference).mean()
-        state = [x.new_zeros(0), *(p.detach().clone() for p in self.kernel.parameters())]
-        if self._grand_mean is None or not _all_equal(self._grand_mean[0], state):
-            self._grand_mean = (state, self._mean(reference).mean())
-        return self._grand_mean[1]
+        numbers = [p.detach().flatten().to(x.device, torch.float64) for p in parameters]
+        state = torch.cat([torch.zeros(0, dtype=torch.float64, device=x.device), *numbers])
+        kept = self._grand_means.get((x.dtype, x.device))
+        if kept is None or not torch.equal(kept[0], state):
+            kept = self._grand_means[x.dtype, x.device] = state, self._mean(reference).mean()
+        return kept[1]
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
@@ -171,44 +170,6 @@ class Centered(Kernel):
         """That of the values before they cancel, and of the difference."""
         before = self.kernel.rounding(self._working(x)).to(x.dtype)
         return before + torch.finfo(x.dtype).eps * self.diagonal(x).abs()
-
-
-def _all_equal(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(
-        (a.dtype, a.device) == (b.dtype, b.device) and torch.equal(a, b)
-        for a, b in zip(first, second, strict=True)
-    )
-
-
-class Function(Kernel):
-    """Any function `function(x1, x2)` that returns the block of a positive semi-definite kernel.
-
-    The function's own hyper-parameters train too if it is an `nn.Module`. An indefinite function is
-    refused by the solvers as soon as a block shows it.
-
-    >>> laplacian = Function(lambda x1, x2: torch.exp(-torch.cdist(x1, x2, p=1)))
-    """
-
-    def __init__(
-        self,
-        function: Callable[[Tensor, Tensor], Tensor],
-        outputs: int = 1,
-        independent: bool = False,
-    ) -> None:
-        super().__init__()
-        if not callable(function):
-            raise TypeError(f"function must be callable, got {type(function).__name__}")
-        self.function = function
-        self.outputs, self.independent = check_count(outputs, "outputs"), independent
-
-    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The block κ(x1, x2)."""
-        block = self.function(x1, x2)
-        expected = self.layout(x1).block_shape(len(x1), len(x2))
-        if not isinstance(block, Tensor) or tuple(block.shape) != expected:
-            came = tuple(block.shape) if isinstance(block, Tensor) else type(block).__name__
-            raise ValueError(f"the kernel function must return a tensor {expected}, got {came}")
-        return block
 
 
 @rebuildable
@@ -266,22 +227,19 @@ class Independent(Kernel):
             raise ValueError("Independent needs one kernel for each output")
         for kernel in kernels:
             _check_scalar(kernel)
-        self.kernels = nn.ModuleList(kernels)
+        self.kernels: Any = nn.ModuleList(kernels)
         self.outputs = len(kernels)
 
     def layout(self, x: Points) -> Layout:
         """One eigenproblem for each."""
-        for kernel in self._parts():
+        for kernel in self.kernels:
             _check_scalar(kernel, x)
         return super().layout(x)
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """The block κ(x1, x2)."""
-        return torch.stack([part(x1, x2) for part in self._parts()])
+        return torch.stack([kernel(x1, x2) for kernel in self.kernels])
 
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point: (n, c)."""
-        return torch.stack([part.diagonal(x) for part in self._parts()], dim=1)
-
-    def _parts(self) -> list[Kernel]:
-        return [kernel for kernel in self.kernels if isinstance(kernel, Kernel)]
+        return torch.stack([kernel.diagonal(x) for kernel in self.kernels], dim=1)

@@ -20,27 +20,22 @@ class _MLPKernel(VectorKernel):
     tangent = False
 
     def __init__(
-        self,
-        activation: str = "relu",
-        depth: int = 3,
-        weight_variance: float = 2.0,
-        bias_variance: float = 1.0,
-    ) -> None:
+        self, activation: str = "relu", depth: int = 3,
+        weight_variance: float = 2.0, bias_variance: float = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_choice(activation, "activation", ("relu", "erf"))
         self.activation = activation
         self.depth = check_count(depth, "depth")
         self.weight_variance, self.bias_variance = weight_variance, bias_variance
 
-    def block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The formula, on (n1, d) and (n2, d)."""
+    def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
         first, second = x1.double(), x2.double()  # arccos near 1 keeps only half of the digits
         cross = first @ second.T / first.shape[1]
-        squares = [(x.square().mean(1)) for x in (first, second)]
+        squares = [x.square().mean(1) for x in (first, second)]
         return self._layers(cross, squares[0][:, None], squares[1]).to(x1.dtype)
 
     def diagonal(self, x: Tensor) -> Tensor:
-        """κ(x_i, x_i) by the same recursion on the squared norms alone."""
         squares = x.flatten(1).double().square().mean(1)
         return self._layers(squares, squares, squares).to(x.dtype)
 

@@ -7,37 +7,32 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from neuralef.checks import check_count, check_points, check_positive
-from neuralef.jacobian.inspection import activations_at_once, check_model, differentiable, try_model
-from neuralef.kernels.base import Kernel, SampledFeatures
+from neuralef.jacobian import inspection
+from neuralef.jacobian.inspection import LAYERS, Weights
+from neuralef.kernels.base import SampledKernel
 from neuralef.layout import Layout
 from neuralef.modules.stacked import evaluate_stack, is_plain
 from neuralef.points import Points, needs_gradient
 
-if TYPE_CHECKING:
-    from neuralef.gram import Gram
-
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Networks that are drawn together, from a seed of their own: another number would change all draws.
 DRAWN_AT_ONCE = 64
-Weights = dict[str, Tensor]
 
 
-class NNGP(Kernel):
+class NNGP(SampledKernel):
     """κ(x, x′) = E_θ f(x; θ) f(x′; θ) over networks with random weights, from s draws of them.
 
     `make_net()` builds a network (n, …) ↦ (n,), (n, 1) or (n, c). Its own random initialisation is
     the prior; or, with `weight_variance` σ_w² and `bias_variance` σ_b², the weights of linear and
     convolutional layers are N(0, σ_w²/fan_in) and their biases N(0, σ_b²), the rest staying as it
     was made. `marginalize` then takes the mean over the last linear layer in closed form, so that
-    each of its inputs is a feature: a better estimate of the same kernel, that of one output, from
-    the same networks.
+    each of its inputs is a feature: a better estimate of the same kernel, that of one output.
     `gram(x)` is a `FeatureGram` (Lee et al. 2018; Novak et al. 2019).
 
     >>> net = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -46,17 +41,11 @@ class NNGP(Kernel):
     torch.Size([9, 100])
     """
 
-    integers = True
-
     def __init__(
-        self,
-        make_net: Callable[[], nn.Module],
-        samples: int = 2000,
-        weight_variance: float | None = None,
-        bias_variance: float | None = None,
-        marginalize: bool = False,
-        seed: int = 0,
-    ) -> None:
+        self, make_net: Callable[[], nn.Module], samples: int = 2000,
+        weight_variance: float | None = None, bias_variance: float | None = None,
+        marginalize: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         if not callable(make_net) or isinstance(make_net, nn.Module):
             raise TypeError(
@@ -78,7 +67,6 @@ class NNGP(Kernel):
         self.marginalize = marginalize
         with _seeded(self.seed):  # for what the given variances do not say
             self.net = self._make()
-        self.outputs = None  # shows on points
 
     def _make(self) -> nn.Module:
         net = self.make_net()
@@ -92,14 +80,14 @@ class NNGP(Kernel):
                 "with nn.LSTMCell, nn.GRUCell or nn.RNNCell"
             )
         net = net.eval().requires_grad_(False)
-        check_model(net)
+        inspection.check_model(net)
         return net
 
     def layout(self, x: Points) -> Layout:
         """That of the networks' outputs, after a trial of one on the first of the points x."""
         x = check_points(x, integers=True)
-        first = self._first(x)
-        found = try_model(lambda points: functional_call(self.net, first, (points,)), x)
+        first = _first(next(self._draws(x)))
+        found = inspection.try_model(lambda points: functional_call(self.net, first, (points,)), x)
         return Layout(1 if self.marginalize else found)
 
     def features(self, x: Points) -> Tensor:
@@ -131,28 +119,21 @@ class NNGP(Kernel):
 
     def _without_last(self, x: Points) -> tuple[nn.Module, nn.Linear]:
         """The network up to the linear layer whose output is its own, and that layer."""
-        first = self._first(x)
+        first = _first(next(self._draws(x)))
         with torch.no_grad():
             whole = functional_call(self.net, first, (x,))
         layers = [n for n, part in self.net.named_modules() if isinstance(part, nn.Linear)]
         for name in reversed(layers):
-            body = copy.deepcopy(self.net)
-            layer = self.net.get_submodule(name)
-            assert isinstance(layer, nn.Linear)
+            layer: Any = self.net.get_submodule(name)
+            body = copy.deepcopy(self.net) if name else nn.Identity()
             if name:
                 body.set_submodule(name, nn.Identity())
-            else:
-                body = nn.Identity()
             if _ends_in(body, layer, name, first, x, whole):
                 return body, layer
         raise ValueError(
             "marginalize needs a network that ends in an nn.Linear layer on vectors (n, units), "
             "and this one does not"
         )
-
-    def _first(self, x: Points) -> Weights:
-        """The weights of the first network."""
-        return {name: value[0] for name, value in next(self._draws(x)).items()}
 
     def _draws(self, x: Points) -> Iterator[Weights]:
         """The weights of some networks at a time, stacked, where the points are."""
@@ -175,93 +156,65 @@ class NNGP(Kernel):
     def _normal(self, count: int, seed: int) -> Weights:
         """Weights of the given variances, layer by layer."""
         generator = torch.Generator().manual_seed(seed)
-        normal: set[str] = set()
-        drawn = {
-            name: value.expand(count, *value.shape)
-            for name, value in (*self.net.named_parameters(), *self.net.named_buffers())
-        }
-        for name, layer in self.net.named_modules():
+        parameters: Weights = dict(self.net.named_parameters())
+        normal: Weights = {}
+        for owner, layer in self.net.named_modules():
             if not isinstance(layer, LAYERS):
                 continue
-            prefix = f"{name}." if name else ""
             fan_in = layer.weight[0].numel()
-            scales = {"weight": math.sqrt(self.weight_variance / fan_in)}
-            if layer.bias is not None:
-                scales["bias"] = math.sqrt(self.bias_variance)
-            for part, scale in scales.items():
-                shape = (count, *getattr(layer, part).shape)
-                if prefix + part not in drawn:
-                    continue  # tied to another name, or made from other parameters: see below
-                normal.add(prefix + part)
-                drawn[prefix + part] = scale * torch.randn(shape, generator=generator)
-        left = [n for n, value in self.net.named_parameters() if value.ndim > 1 and n not in normal]
+            variances = {"weight": self.weight_variance / fan_in, "bias": self.bias_variance}
+            for part, variance in variances.items():
+                name = f"{owner}.{part}".lstrip(".")
+                if name in parameters:  # else none, tied to another name, or made from others
+                    draws = torch.randn(count, *parameters[name].shape, generator=generator)
+                    normal[name] = math.sqrt(variance) * draws
+        left = [n for n, value in parameters.items() if value.ndim > 1 and n not in normal]
         if left:
             raise ValueError(
                 f"the given variances do not say how to draw {', '.join(left)}, which is no weight "
                 "of a linear or convolutional layer: leave them out, and make_net's own "
                 "initialisation is the prior"
             )
-        return drawn
+        parameters |= self.net.named_buffers()
+        return {n: normal.get(n, v.expand(count, *v.shape)) for n, v in parameters.items()}
 
     def _evaluate(self, body: nn.Module, weights: Weights, x: Points) -> Tensor:
         """The outputs of stacked networks at all points: (n, networks), or (n, c, networks)."""
-        count = len(next(iter(weights.values())))
-        names = {name for name, _ in (*body.named_parameters(), *body.named_buffers())}
-        weights = {name: value for name, value in weights.items() if name in names}
-        if not weights:  # a single layer, marginalised: its inputs are the features
-            return x.flatten(1).repeat(1, count)  # type: ignore[union-attr]
-        first = {name: value[0] for name, value in weights.items()}
-        size = max(1, activations_at_once(body, x, first) // count)
+        first, count = _first(weights), len(next(iter(weights.values())))
+        size = max(1, inspection.activations_at_once(body, x, first) // count)
         values = torch.cat([_run(body, weights, part) for part in x.split(size)])
         if self.marginalize:
             return values.flatten(1)
         return values[:, 0] if values.ndim == 3 and values.shape[1] == 1 else values
 
-    def forward(self, x1: Points, x2: Points) -> Tensor:
-        """The block κ(x1, x2), (n1, n2), or (n1·c, n2·c)."""
-        first, second = self.features(x1), self.features(x2)
-        return first.flatten(0, -2) @ second.flatten(0, -2).T / first.shape[-1]
 
-    def diagonal(self, x: Points) -> Tensor:
-        """κ(x_i, x_i): (n,), or (n, c)."""
-        return self.features(x).square().mean(-1)
-
-    def gram(self, x: Points) -> Gram:
-        """A `FeatureGram` of the sampled features."""
-        from neuralef.gram import FeatureGram
-
-        x = check_points(x, integers=True)
-        return FeatureGram(x, self.features(x), SampledFeatures(self))
+def _first(weights: Weights) -> Weights:
+    """Those of the first of stacked networks."""
+    return {name: value[0] for name, value in weights.items()}
 
 
 def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
-    if isinstance(x, Tensor) and is_plain(net, x.ndim) and _own_weights(net, weights):
+    layers = [name for name, part in net.named_children() if isinstance(part, LAYERS)]
+    untied = all(f"{name}.weight" in weights for name in layers)
+    if untied and isinstance(x, Tensor) and is_plain(net, x.ndim):
         return evaluate_stack(net, weights, x)
 
     def one(given: Weights, points: Points) -> Tensor:
         return functional_call(net, given, (points,))
 
-    with differentiable():
+    with inspection.differentiable():
         return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, x)
-
-
-def _own_weights(net: nn.Module, weights: Weights) -> bool:
-    """Whether every layer's weights stand under its own name, not tied to another's."""
-    layers = [(n, part) for n, part in net.named_children() if isinstance(part, LAYERS)]
-    return all(f"{name}.weight" in weights for name, _ in layers)
 
 
 def _ends_in(
     body: nn.Module, layer: nn.Linear, name: str, weights: Weights, x: Points, whole: Tensor
 ) -> bool:
     """Whether a network is a linear layer after its body, by trying it."""
-    own = {key.removeprefix(f"{name}." if name else ""): value for key, value in weights.items()}
-    rest = {key: value for key, value in weights.items() if key in dict(body.named_parameters())}
-    rest |= {key: value for key, value in weights.items() if key in dict(body.named_buffers())}
+    own = {key: f"{name}.{key}".lstrip(".") for key, _ in layer.named_parameters()}
     try:
         with torch.no_grad():
-            hidden = functional_call(body, rest, (x,))
-            made = functional_call(layer, {k: own[k] for k, _ in layer.named_parameters()}, hidden)
+            hidden = functional_call(body, weights, (x,))
+            made = functional_call(layer, {key: weights[own[key]] for key in own}, hidden)
     except (RuntimeError, KeyError, TypeError):  # what follows the layer cannot take its input
         return False
     return hidden.ndim == 2 and torch.equal(made.flatten(), whole.flatten())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_points, check_positive
 from neuralef.jacobian.tangent import BACKWARD_COST, Tangent
-from neuralef.kernels.base import Kernel, SampledFeatures
+from neuralef.kernels.base import SampledKernel
 from neuralef.layout import Layout
 from neuralef.memory import check_memory, device_kind
 from neuralef.points import Points, needs_gradient
@@ -29,7 +29,7 @@ HELD = {"cpu": 2**27, "cuda": 2**32}
 SKETCHED = 256  # samples from which sums of columns cost less than a matrix product
 
 
-class NTK(Kernel):
+class NTK(SampledKernel):
     """κ(x, x′) = J(x) J(x′)ᵀ, J = ∂f/∂θ at the weights that the model has (Jacot et al. 2018).
 
     Without `samples` it is exact, and `gram(x)` a `JacobianGram`. With them it is the estimate
@@ -52,16 +52,10 @@ class NTK(Kernel):
     torch.Size([5, 2, 64])
     """
 
-    integers = True
-
     def __init__(
-        self,
-        model: nn.Module,
-        samples: int | None = None,
-        method: str | None = None,
-        seed: int = 0,
-        epsilon: float = 1e-5,
-    ) -> None:
+        self, model: nn.Module, samples: int | None = None, method: str | None = None,
+        seed: int = 0, epsilon: float = 1e-5,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.tangent = Tangent(model)
         if method is not None:
@@ -72,7 +66,6 @@ class NTK(Kernel):
         self.samples = None if samples is None else check_count(samples, "samples")
         self.seed, self.method = check_count(seed, "seed", least=0), method
         self.epsilon = check_positive(epsilon, "epsilon")
-        self.outputs = None  # shows on points
 
     def layout(self, x: Points) -> Layout:
         """That of the model's outputs, after a trial of it on the first of the points x."""
@@ -81,8 +74,7 @@ class NTK(Kernel):
     def forward(self, x1: Points, x2: Points) -> Tensor:
         """The block κ(x1, x2), (n1·c, n2·c)."""
         if self.samples is not None:
-            first, second = self.features(x1).flatten(0, -2), self.features(x2).flatten(0, -2)
-            return first @ second.T / self.samples
+            return super().forward(x1, x2)
         same, outputs = x1 is x2, self.layout(x1).outputs
         x1 = check_points(x1, integers=True)
         x2 = x1 if same else check_points(x2, integers=True)
@@ -98,7 +90,7 @@ class NTK(Kernel):
     def diagonal(self, x: Points) -> Tensor:
         """κ(x_i, x_i): (n,), or (n, c)."""
         if self.samples is not None:
-            return self.features(x).square().mean(-1)
+            return super().diagonal(x)
         outputs, x = self.layout(x).outputs, check_points(x, integers=True)
         values = torch.cat([part.square().sum(-1) for part in self.tangent.chunks(x, outputs)])
         return values[:, 0] if outputs == 1 else values
@@ -148,44 +140,34 @@ class NTK(Kernel):
     def _sampled(self, x: Points, outputs: int) -> Tensor:
         assert self.samples is not None
         method, tangent = self.method_for(x, outputs), self.tangent
+        where = tangent.dtype, tangent.device
         shape = len(x), outputs, self.samples
         what, advice = "points × outputs × samples", "take fewer samples, or fewer points"
-        check_memory(shape, tangent.dtype, x.device, what, advice)
+        check_memory(shape, *where, what, advice)
         phi = torch.empty(shape, dtype=tangent.dtype, device=x.device)
         if method == "sketch":
-            where = tangent.dtype, tangent.device
             sketch = CountSketch(tangent.size, self.samples, self.seed, *where)
             _fill(phi, tangent.chunks(x, outputs, sketch))
             return phi
+        dtype = self._sign_dtype if method == "project" else tangent.dtype
+        epsilon = self.epsilon if method == "finite_difference" else None
         for some in self._groups(method):
+            signs = random_signs(tangent.size, some, self.seed, dtype, tangent.device)
             columns = phi[..., some.start : some.stop]
             if method == "project":
-                signs = self._signs(some, self._sign_dtype)
-                chunks = tangent.chunks(x, outputs)
-                _fill(columns, (rows.to(signs.dtype) @ signs for rows in chunks))
-            elif method == "jvp":
-                columns[:] = tangent.forward_mode(x, self._signs(some))
+                _fill(columns, (rows.to(dtype) @ signs for rows in tangent.chunks(x, outputs)))
             else:
-                columns[:] = tangent.finite_difference(x, self._signs(some), self.epsilon)
+                columns[:] = tangent.forward_mode(x, signs, epsilon)
         return phi
-
-    def _signs(self, columns: range, dtype: torch.dtype | None = None) -> Tensor:
-        tangent = self.tangent
-        dtype = dtype or tangent.dtype
-        return random_signs(tangent.size, columns, self.seed, dtype, tangent.device)
 
     def gram(self, x: Points) -> Gram:
         """A `JacobianGram`, or a `FeatureGram` of the sampled features."""
-        from neuralef.gram import FeatureGram, JacobianGram
+        from neuralef.gram import JacobianGram
 
-        if self.samples is None:
-            return JacobianGram(self.tangent, x)
-        x = check_points(x, integers=True)
-        return FeatureGram(x, self.features(x), SampledFeatures(self))
+        return JacobianGram(self.tangent, x) if self.samples is None else super().gram(x)
 
 
 def _fill(phi: Tensor, chunks: Iterable[Tensor]) -> None:
-    """Into phi, chunk by chunk."""
     start = 0
     for chunk in chunks:
         phi[start : start + len(chunk)] = chunk
