@@ -22,7 +22,7 @@ from neuralef.data.tables import read_table
 from neuralef.laplace import LinearizedLaplace
 from neuralef.laplace.laplace import SAMPLES
 from neuralef.posterior.baselines import MAP
-from neuralef.posterior.likelihood import LIKELIHOODS, check_targets, residual_noise
+from neuralef.posterior.fitting import LIKELIHOODS, check_targets, residual_noise
 from neuralef.report.calibration import interval_scores, picture, scores
 from neuralef.report.figures import coverage, entropies, reliability
 from neuralef.report.record import timed, write_figure, write_result

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuralef.posterior.likelihood import Gaussian
-from neuralef.posterior.predictive import DRAWS, probabilities, to_probabilities
+from neuralef.posterior.predictive import DRAWS, Gaussian, normals, probabilities, to_probabilities
 from neuralef.sketching import even_normals
 
 NUMBERS_AT_ONCE = {"mc": 2**26, "closed": 2**20}  # the several passes of which stay in the cache
@@ -36,6 +35,14 @@ class Outputs:
     def __getitem__(self, index: Any) -> Outputs:
         tails = None if self.tails is None else self.tails[index]
         return Outputs(self.mean[index], self.features[index], tails)
+
+    @property
+    def directions(self) -> int:
+        """How many random numbers make a draw: k, or c of each point by itself with a tail.
+
+        The covariance of a tail between points is not at hand.
+        """
+        return self.features.shape[2 if self.tails is None else 1]
 
 
 @dataclass(frozen=True)
@@ -67,19 +74,12 @@ class WeightPosterior:
             covariance = covariance + self.prior_variance * outputs.tails
         return Gaussian(outputs.mean, covariance)
 
-    def normals(self, outputs: Outputs, draws: int) -> Tensor:
-        """Random numbers for draws, the same for all points: (draws, k), or (draws, c)."""
-        generator = torch.Generator().manual_seed(self.seed)
-        shape = draws, _directions(outputs)
-        numbers = torch.randn(shape, dtype=torch.float64, generator=generator)
-        return numbers.to(outputs.mean.device)
+    def sample(self, outputs: Outputs, draws: int) -> Tensor:
+        """Outputs (draws, n, c): those of whole functions, from one call to the next."""
+        numbers = normals(draws, outputs.directions, self.seed, outputs.mean.device)
+        return self._draw(outputs, numbers)
 
-    def even_normals(self, outputs: Outputs, draws: int) -> Tensor:
-        """Those for a mean over draws, which depend on each other to make it better."""
-        return even_normals(draws, _directions(outputs), self.seed).to(outputs.mean.device)
-
-    def draw(self, outputs: Outputs, normals: Tensor) -> Tensor:
-        """Outputs (draws, n, c) from random numbers: those of whole functions."""
+    def _draw(self, outputs: Outputs, normals: Tensor) -> Tensor:
         if outputs.tails is None:
             scaled = self.variances.sqrt() * normals
             return outputs.mean + torch.einsum("nck,sk->snc", outputs.features, scaled)
@@ -88,24 +88,16 @@ class WeightPosterior:
     def probabilities(self, outputs: Outputs, method: str, draws: int = DRAWS) -> Tensor:
         """E softmax(f/T), (n, c), or (n, 2) of one logit: over draws, or in closed form."""
         (_, c, k), t = outputs.features.shape, self.softmax_temperature
-        normals = self.even_normals(outputs, draws) if method == "mc" else None
-        numbers = c * (max(c, k) if normals is None else draws)  # of a point
-        size = max(1, NUMBERS_AT_ONCE["mc" if method == "mc" else "closed"] // numbers)
-        parts = []
+        drawn = method == "mc"
+        numbers = c * (draws if drawn else max(c, k))  # of a point
+        size = max(1, NUMBERS_AT_ONCE["mc" if drawn else "closed"] // numbers)
+        found = []
         for start in range(0, len(outputs), size):
             part = outputs[start : start + size]
-            if normals is None:
-                found = self.gaussian(part)
-                parts.append(probabilities(found.mean / t, found.covariance / t**2, method))
+            if drawn:
+                even = even_normals(draws, part.directions, self.seed).to(part.mean.device)
+                found.append(to_probabilities(self._draw(part, even) / t).mean(0))
             else:
-                parts.append(to_probabilities(self.draw(part, normals) / t).mean(0))
-        return torch.cat(parts)
-
-
-def _directions(outputs: Outputs) -> int:
-    """How many random numbers make a draw: k, or c of each point by itself with a tail.
-
-    The covariance of a tail between points is not at hand.
-    """
-    _, c, k = outputs.features.shape
-    return k if outputs.tails is None else c
+                gaussian = self.gaussian(part)
+                found.append(probabilities(gaussian.mean / t, gaussian.covariance / t**2, method))
+        return torch.cat(found)

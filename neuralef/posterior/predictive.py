@@ -1,8 +1,9 @@
-"""From Gaussian logits to class probabilities."""
+"""What a posterior says of outputs: a Gaussian, and the class probabilities that follow from it."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,16 +11,40 @@ from torch import Tensor
 from neuralef.checks import check_choice
 
 METHODS = ("pairwise", "mc", "probit", "bridge")
-FEW_CLASSES = 32
 DRAWS = 256  # of Monte Carlo, as in the paper
 
 
-def predictive_for(classes: int) -> str:
-    """The way to probabilities unless another is asked for.
+@dataclass(frozen=True)
+class Gaussian:
+    """Outputs at n points: mean (n, c) and covariance (n, c, c) between the outputs of each."""
 
-    Pairs are too unsure where there are many of them, and cost the square of the classes.
-    """
-    return "pairwise" if classes <= FEW_CLASSES else "mc"
+    mean: Tensor
+    covariance: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each output, (n, c)."""
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
+
+    def moves(self, normals: Tensor) -> Tensor:
+        """Draws about the mean, (draws, n, c), from standard normals (draws, c) for all points."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        # the symmetric root, since eigenvectors jump from one point to the next
+        root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
+        return torch.einsum("ncd,sd->snc", root, normals)
+
+
+def gaussian_nll(found: Gaussian, y: Tensor, noise: Tensor) -> float:
+    """Mean over points of −log N(y; mean, covariance + noise), noise (c,) of each output."""
+    covariance = found.covariance + noise.to(y).diag()
+    normal = torch.distributions.MultivariateNormal(found.mean, covariance)
+    return float(-normal.log_prob(y).mean())
+
+
+def normals(draws: int, size: int, seed: int, device: torch.device) -> Tensor:
+    """Standard normal numbers (draws, size), the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(draws, size, dtype=torch.float64, generator=generator).to(device)
 
 
 def probabilities(mean: Tensor, covariance: Tensor, method: str = "pairwise") -> Tensor:
@@ -50,8 +75,7 @@ def pairwise(mean: Tensor, covariance: Tensor) -> Tensor:
 
     After J. Daunizeau, arXiv 1703.00091: 1/softmax_i − 1 is the sum of the 1/σ(f_i − f_j) − 1 of
     all pairs, in which the mean of σ stands for it, σ(m/√(1 + πv/8)) (MacKay 1992). It errs to the
-    unsure side, the more so the more classes there are; what moves all logits alike, as it should,
-    does not matter.
+    unsure side, the more so the more classes there are.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     between = (variance[:, :, None] + variance[:, None, :] - 2 * covariance).clamp_min(0)

@@ -20,19 +20,10 @@ WARM_UP = 0.1  # of all steps, during which the rate rises; then it falls, by a 
 
 
 def learn_mean(
-    model: Model,
-    x: Points,
-    values: Tensor,
-    epochs: int = 5,
-    *,
-    batch_size: int = 512,
-    learning_rate: float = 1e-3,
-    loss: str = "squares",
-    precision: str = "float32",
-    capture: bool = False,
-    seed: int = 0,
-    callback: Callable[[int, float], None] | None = None,
-) -> Model:
+    model: Model, x: Points, values: Tensor, epochs: int = 5, *, batch_size: int = 512,
+    learning_rate: float = 1e-3, loss: str = "squares", precision: str = "float32",
+    capture: bool = False, seed: int = 0, callback: Callable[[int, float], None] | None = None,
+) -> Model:  # fmt: skip
     """A copy of a model that is taught `values`, (n,) or (n, c), at the points x.
 
     Start from averaged weights, `SWA.of(…).model`, whose function is near the mean, or from a wider
@@ -75,13 +66,19 @@ def learn_mean(
     rate = check_positive(learning_rate, "learning_rate")
     steps = check_count(epochs, "epochs") * -(-len(x) // batch_size)
     generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
-    done = 0
+    rates = (rate * _rate(done, steps) for done in range(steps))
     for epoch in range(1, epochs + 1):
         total.zero_()
         for index in torch.randperm(len(x), generator=generator).to(x.device).split(batch_size):
-            step(index, rate * _rate(done, steps))
-            done += 1
-        _report(epoch, float(total) / len(x), callback)
+            step(index, next(rates))
+        error = float(total) / len(x)
+        if not math.isfinite(error):
+            raise FloatingPointError(
+                f"the loss of epoch {epoch} is {error}: lower the learning rate, and check "
+                "the model for NaN"
+            )
+        if callback is not None:
+            callback(epoch, error)
     step.optimizer.zero_grad()
     return taught
 
@@ -98,16 +95,6 @@ def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Po
     if loss == "softmax" and (values.ndim == 1 or values.shape[1] == 1):
         raise ValueError("a softmax of one output is always 1: use loss='squares'")
     return x, values
-
-
-def _report(epoch: int, error: float, callback: Callable[[int, float], None] | None) -> None:
-    if not math.isfinite(error):
-        raise FloatingPointError(
-            f"the loss of epoch {epoch} is {error}: lower the learning rate, and check "
-            "the model for NaN"
-        )
-    if callback is not None:
-        callback(epoch, error)
 
 
 def _rate(done: int, steps: int) -> float:

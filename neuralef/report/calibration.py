@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from neuralef import metrics
-from neuralef.posterior.likelihood import Gaussian, gaussian_nll
+from neuralef.posterior.predictive import Gaussian, gaussian_nll
 
 BINS = 40  # of the histograms of entropy
 

@@ -6,12 +6,6 @@ from neuralef.trajectory.recorder import MeanRecorder, TrajectoryRecorder
 from neuralef.trajectory.swag import SWA, SWAG
 
 __all__ = [
-    "SWA",
-    "SWAG",
-    "MeanRecorder",
-    "TrajectoryPosterior",
-    "TrajectoryRecorder",
-    "WeightMoments",
-    "expected",
-    "refresh_statistics",
-]
+    "SWA", "SWAG", "MeanRecorder", "TrajectoryPosterior", "TrajectoryRecorder", "WeightMoments",
+    "expected", "refresh_statistics",
+]  # fmt: skip

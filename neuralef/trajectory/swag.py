@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_count, check_points, check_positive
+from neuralef.checks import check_count, check_positive
 from neuralef.points import Points
 from neuralef.posterior.baselines import MAP
-from neuralef.posterior.likelihood import Gaussian
-from neuralef.posterior.predictive import to_probabilities
+from neuralef.posterior.features import outputs_of
+from neuralef.posterior.predictive import Gaussian, to_probabilities
 from neuralef.serialization import below, read_tensors, write_tensors
+from neuralef.training import joined
 from neuralef.trajectory.moments import WeightMoments, put_weights, refresh_statistics
 
 AVERAGE, GAUSSIAN = "swa", "swag"
@@ -42,11 +43,6 @@ class SWA(MAP):
         _check_moments(moments, 1)
         model = copy.deepcopy(moments.average.module)
         return cls(refresh_statistics(model, x).eval())
-
-    def predict(self, x: Points) -> Gaussian:
-        """The outputs, which are certain of themselves."""
-        mean = self.outputs(x)
-        return Gaussian(mean, torch.diag_embed(torch.zeros_like(mean)))
 
     def save(self, path: str | Path) -> None:
         """Write the weights into a safetensors file."""
@@ -77,16 +73,9 @@ class SWAG:
     """
 
     def __init__(
-        self,
-        moments: WeightMoments,
-        x: Points | None,
-        draws: int = 30,
-        *,
-        diagonal: bool = True,
-        rank: bool = True,
-        scale: float = 1.0,
-        seed: int = 0,
-    ) -> None:
+        self, moments: WeightMoments, x: Points | None, draws: int = 30, *, diagonal: bool = True,
+        rank: bool = True, scale: float = 1.0, seed: int = 0,
+    ) -> None:  # fmt: skip
         _check_moments(moments, 2)
         if not (diagonal or rank):
             raise ValueError("SWAG needs its diagonal, its deviations, or both")
@@ -123,12 +112,12 @@ class SWAG:
     @torch.no_grad()
     def sample(self, x: Points) -> Tensor:
         """The outputs of every draw, (draws, n, c)."""
-        x, found = check_points(x, integers=True), []
+        found = []
         for weights, buffers in zip(self._weights(), self.buffers, strict=True):
             put_weights(self.model, weights)
             for value, kept in zip(self.model.buffers(), buffers, strict=True):
                 value.copy_(kept)
-            found.append(MAP(self.model).outputs(x))
+            found.append(outputs_of(self.model, x))
         return torch.stack(found)
 
     def predict_proba(self, x: Points) -> Tensor:
@@ -143,7 +132,7 @@ class SWAG:
 
     def save(self, path: str | Path) -> None:
         """Write the moments and the batch statistics of the draws into a safetensors file."""
-        tensors = {f"moments.{name}": t for name, t in self.moments.state_dict().items()}
+        tensors = joined({"moments": self.moments})
         for number, buffers in enumerate(self.buffers):
             tensors |= {f"buffers.{number}.{i}": value for i, value in enumerate(buffers)}
         header = {name: getattr(self, name) for name in SETTINGS}
@@ -157,10 +146,8 @@ class SWAG:
         with _fitting(path):
             moments.load_state_dict(below("moments.", tensors))
         found = cls(moments, None, **{name: header[name] for name in SETTINGS})
-        count = len(list(model.buffers()))
-        for number in range(found.draws):
-            kept = [tensors[f"buffers.{number}.{i}"] for i in range(count)]
-            found.buffers.append(kept)
+        each = range(len(list(model.buffers())))
+        found.buffers = [[tensors[f"buffers.{n}.{i}"] for i in each] for n in range(found.draws)]
         return found
 
 

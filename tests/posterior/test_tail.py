@@ -12,8 +12,9 @@ from truth import points
 
 import neuralef as nef
 from neuralef.jacobian.tangent import Tangent
-from neuralef.laplace import LinearizedLaplace, saving, tail
+from neuralef.laplace import LinearizedLaplace, saving
 from neuralef.networks import activation_head as activations
+from neuralef.posterior import tail
 from neuralef.serialization.files import read_tensors, write_tensors
 
 N = 400

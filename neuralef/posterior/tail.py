@@ -15,6 +15,7 @@ from neuralef.networks.activation_head import Activations
 from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points
 from neuralef.posterior.regression import learn_mean
+from neuralef.warnings import warn_user
 
 WIDTH, STEPS, BATCH, RATE = 256, 2000, 512, 2e-3
 EPOCHS = 200  # at most: few points would be learnt by heart
@@ -50,6 +51,11 @@ class LearntTail(nn.Module):
 
     def learn(self, x: Points, diagonal: Tensor, share: float, seed: int) -> LearntTail:
         """Teach it κ(x, x) at the training points, (n,) or (n, c), or estimates; `share` is ρ."""
+        if share <= 0:
+            warn_user(
+                "by their eigenvalues the functions leave nothing out, and the learnt tail adds "
+                "nothing: refine=True gives eigenvalues that are not too large"
+            )
         some = self.activations.few_enough(x)
         seen = self.activations.of_many(x[some])
         diagonal = diagonal.double().reshape(len(x), -1)[some]
