@@ -18,29 +18,20 @@ from neuralef.checks import check_alike, check_choice, check_count, check_points
 from neuralef.jacobian.folding import fold_batch_norm
 from neuralef.jacobian.inspection import check_model
 from neuralef.kernels.ntk import NTK
-from neuralef.laplace.weights import Outputs, WeightPosterior
 from neuralef.linalg import descending_eigh
 from neuralef.metrics import nll
 from neuralef.points import Points
 from neuralef.posterior import fitting
-from neuralef.posterior.features import (
-    Features,
-    check_functions,
-    explicit,
-    head_on,
-    outputs_of,
-    remainder,
-)  # fmt: skip
-from neuralef.posterior.predictive import DRAWS, METHODS, Gaussian, gaussian_nll
-from neuralef.posterior.tail import LearntTail, check_seen
+from neuralef.posterior.features import Features, eigenfunctions, outputs_of, remainder
+from neuralef.posterior.predictive import DRAWS, METHODS, Gaussian, Outputs, WeightPosterior
+from neuralef.posterior.regression import LearntTail, check_seen
 from neuralef.progress import silence
-from neuralef.solvers import Distill, NeuralEF, Solver
+from neuralef.solvers import NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
 from neuralef.warnings import warn_user
 
 CHOSEN = ("prior_variance", "temperature", "softmax_temperature")
-FUNCTIONS = 50  # by default
 SAMPLES = 4096  # random features that networks learn from
 COARSE = 32  # draws for a first look
 NUMBERS_AT_ONCE = 2**26  # of Ψ̃
@@ -143,15 +134,20 @@ class LinearizedLaplace:
         self.kernel, outputs = kernel, logits.shape[1]
         self.predictive_ = self.predictive or fitting.predictive_for(outputs)
         with torch.enable_grad(), silence(self._quiet):
-            self.spectrum, diagonal = self._eigenfunctions(folded, x)
+            self.spectrum, diagonal = eigenfunctions(
+                self.model, folded, kernel, x, self.solver, self.network, self.samples, self.seed
+            )
             self.features = Features(self.model, self.spectrum)
             if self.tail == "learnt":
-                self._learn_tail(x, kernel.diagonal(x) if diagonal is None else diagonal)
+                diagonal = kernel.diagonal(x) if diagonal is None else diagonal
+                tail = LearntTail(self.features.activations(x[:2]), outputs, self.seed)
+                share = 1 - float(self.spectrum.explained_trace)
+                self.features.tail = tail.learn(x, diagonal.detach(), share, self.seed)
         self.noise_, self.noise_shape = None, logits.new_ones(outputs)
         if self.regression:
             self.noise_, self.noise_shape = fitting.residual_noise(y, logits)
-        information = self.features.information(x, logits, self._weigh)
-        curvature, basis = descending_eigh(information[None])
+        weigh = self._over_noise if self.regression else fitting.curvature_product
+        curvature, basis = descending_eigh(self.features.information(x, logits, weigh)[None])
         self.curvature, self.basis = curvature[0].clamp_min(0), basis[0].contiguous()
         if self.tail == "learnt":  # of whose functions the data say nothing: they never contract
             self.curvature = nn.functional.pad(self.curvature, (0, outputs))
@@ -159,44 +155,20 @@ class LinearizedLaplace:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
         return self._by_evidence(logits.numel())
 
-    def _eigenfunctions(self, folded: nn.Module, x: Points) -> tuple[Spectrum, Tensor | None]:
-        """On the points x; and the kernel's diagonal for a learnt tail, if features tell it."""
-        kernel, solver = self.kernel, self.solver
-        outputs = kernel.layout(x).outputs
-        if isinstance(solver, Spectrum):
-            check_functions(solver, kernel, x)
-            return solver, None
-        if solver is None:
-            solver = NeuralEF(min(FUNCTIONS, len(x) * outputs), seed=self.seed)
-        if not isinstance(solver, TrainedSolver):
-            return solver.solve(kernel.gram(x)), None
-        network = self.network
-        if network is None:
-            network = head_on(self.model, x, outputs, solver, self.seed)
-        if isinstance(solver, Distill):
-            return solver.solve(kernel.gram(x), network), None
-        gram = explicit(kernel, folded, x, self.samples, self.seed)
-        diagonal = gram.diagonal() if self.tail == "learnt" else None
-        return solver.solve(gram, network), diagonal
-
-    def _weigh(self, outputs: Tensor, features: Tensor) -> Tensor:
-        """ΛΨ̃, for a regression with noise of mean 1."""
-        if self.regression:
-            return features / self.noise_shape[:, None]
-        return fitting.curvature_product(outputs, features)
-
-    def _learn_tail(self, x: Points, diagonal: Tensor) -> None:
-        tail = LearntTail(self.features.activations(x[:2]), self.spectrum.outputs, self.seed)
-        share = 1 - float(self.spectrum.explained_trace)
-        self.features.tail = tail.learn(x, diagonal.detach(), share, self.seed)
+    def _over_noise(self, outputs: Tensor, features: Tensor) -> Tensor:
+        return features / self.noise_shape[:, None]
 
     def _by_evidence(self, rows: int) -> LinearizedLaplace:
         """What the training set with so many rows of outputs chooses, for one τ."""
         τ, T = self.temperature or 1.0, self.softmax_temperature
-        weights = self.kernel.tangent.weights().values()
-        norm = sum(float(value.double().square().sum()) for value in weights)
-        data = None if self.noise_ is None else (self.noise_ * rows / τ, rows / τ)
-        found = fitting.by_evidence(self.curvature / τ, norm, self.prior_variance, data)
+        norm = sum(float(w.double().square().sum()) for w in self.kernel.tangent.weights().values())
+        given, noise = {"prior_variance": self.prior_variance}, self.noise_
+        data: dict[str, Any] = {"curvature": self.curvature / τ, "weight_norm": norm}
+        if noise is not None:
+            given["noise"] = None
+            data |= {"squares": noise * rows / τ, "rows": rows / τ}
+        loss = lambda **values: -fitting.log_evidence(**values, **data)  # noqa: E731
+        found = fitting.minimise(loss, given, {"noise": noise or 1.0})
         return self._choose({**found, "temperature": τ, "softmax_temperature": T})
 
     def tune(self, held_out: Iterable[Any]) -> LinearizedLaplace:
@@ -220,13 +192,12 @@ class LinearizedLaplace:
         def loss(draws: int = DRAWS, **values: float) -> float:
             weights = WeightPosterior(self.curvature, **values, seed=self.seed)
             if self.regression:
-                noise = weights.noise * self.noise_shape
-                return gaussian_nll(weights.gaussian(outputs), y, noise)
+                return weights.gaussian(outputs).nll(y, weights.noise * self.noise_shape)
             p = weights.probabilities(outputs, self.predictive_, draws)
             return nll(p, y) + fitting.tempering(weights.temperature, len(y))
 
         units = {"noise": self.noise_ or 1.0}
-        return self._choose(fitting.choose(loss, given, units, partial(loss, draws=COARSE)))
+        return self._choose(fitting.minimise(loss, given, units, partial(loss, draws=COARSE)))
 
     def _choose(self, values: Mapping[str, float | None]) -> LinearizedLaplace:
         for name, value in values.items():

@@ -12,7 +12,7 @@ from neuralef.kernels.ntk import NTK
 from neuralef.laplace.laplace import CHOSEN, LinearizedLaplace
 from neuralef.points import move, twice
 from neuralef.posterior.features import Features, outputs_of, unpack_features
-from neuralef.posterior.tail import LearntTail
+from neuralef.posterior.regression import LearntTail
 from neuralef.serialization import below, fingerprint, read_tensors, write_tensors
 
 FORMAT = "posterior"

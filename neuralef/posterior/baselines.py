@@ -105,7 +105,10 @@ class TemperatureScaling(MAP):
 
     def tune_on(self, outputs: Tensor, y: Tensor) -> Self:
         """`tune`, for points whose outputs are at hand."""
-        (self.softmax_temperature_,) = minimise(
-            lambda t: nll(to_probabilities(outputs / t), y), ["softmax_temperature"]
-        )
+
+        def loss(softmax_temperature: float) -> float:
+            return nll(to_probabilities(outputs / softmax_temperature), y)
+
+        found = minimise(loss, {"softmax_temperature": None})
+        self.softmax_temperature_ = found["softmax_temperature"]
         return self

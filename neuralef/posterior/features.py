@@ -17,11 +17,13 @@ from neuralef.kernels.ntk import NTK
 from neuralef.memory import check_memory
 from neuralef.networks.activation_head import ActivationHead, Activations
 from neuralef.points import Points, evaluate, move, points_at_once
-from neuralef.posterior.tail import LearntTail
+from neuralef.posterior.regression import LearntTail
 from neuralef.serialization import fingerprint
+from neuralef.solvers import Distill, NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum, unpack
 
+FUNCTIONS = 50  # by default
 SEEN = "network.activations.model."  # what a head looks at, in a file
 
 
@@ -147,16 +149,35 @@ def remainder(kernel: NTK, x: Points, features: Tensor) -> Tensor:
     return (vectors * values.clamp_min(0)[:, None]) @ vectors.mT
 
 
-def head_on(
-    model: nn.Module, x: Points, outputs: int, solver: TrainedSolver, seed: int
-) -> ActivationHead:
-    """What a solver trains unless a network is given: functions of the model's own activations."""
-    head = ActivationHead(
-        model, solver.k + solver.oversample, outputs, normalize=solver.normalized, seed=seed,
-        example=x[:2],
-    )  # fmt: skip
-    head.standardize(x)
-    return head
+def eigenfunctions(
+    model: nn.Module, folded: nn.Module, kernel: NTK, x: Points, solver: Solver | Spectrum | None,
+    network: nn.Module | None, samples: int, seed: int,
+) -> tuple[Spectrum, Tensor | None]:  # fmt: skip
+    """Those of a model's tangent kernel on the points x, as the solver finds them.
+
+    `kernel` is that of the model with folded batch norms. Its diagonal comes with them, where
+    features that were made tell it.
+    """
+    layout = kernel.layout(x)
+    if isinstance(solver, Spectrum):
+        if solver.layout != layout:
+            raise ValueError(f"the spectrum has {solver.layout}, the model {layout}")
+        _check_model_of(solver, kernel)
+        return solver, None
+    if solver is None:
+        solver = NeuralEF(min(FUNCTIONS, len(x) * layout.outputs), seed=seed)
+    if not isinstance(solver, TrainedSolver):
+        return solver.solve(kernel.gram(x)), None
+    if network is None:
+        network = ActivationHead(
+            model, solver.k + solver.oversample, layout.outputs, normalize=solver.normalized,
+            seed=seed, example=x[:2],
+        )  # fmt: skip
+        network.standardize(x)
+    if isinstance(solver, Distill):
+        return solver.solve(kernel.gram(x), network), None
+    gram = explicit(kernel, folded, x, samples, seed)
+    return solver.solve(gram, network), gram.diagonal()
 
 
 def explicit(kernel: NTK, model: nn.Module, x: Points, samples: int, seed: int) -> Gram:
@@ -174,11 +195,9 @@ def explicit(kernel: NTK, model: nn.Module, x: Points, samples: int, seed: int) 
     return FeatureGram(x, phi[:, 0] if outputs == 1 else phi)
 
 
-def check_functions(spectrum: Spectrum, kernel: NTK, x: Points) -> None:
+def _check_model_of(spectrum: Spectrum, kernel: NTK) -> None:
     """Refuse functions of another model's tangent kernel, where they tell whose they are."""
-    layout, network = kernel.layout(x), spectrum.network
-    if spectrum.layout != layout:
-        raise ValueError(f"the spectrum has {spectrum.layout}, the model {layout}")
+    network = spectrum.network
     tangent = getattr(getattr(network, "kernel", network), "tangent", None)
     if tangent is None:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,15 +55,11 @@ def collect(
         raise ValueError(f"{name} yields {len(x)} points but {len(y)} targets")
     again = (check_points(_split(batch, name)[0], integers=True) for batch in loader)
     (first, number), (second, others) = _mark(batches), _mark(again)
-    if others < number:
+    if others != number or not math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-8):
         raise ValueError(
-            f"{name} yields {number} points at first and {others} in its second pass: pass a "
-            "DataLoader or a list rather than a generator"
-        )
-    if others > number or not math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-8):
-        raise ValueError(
-            f"{name} yields other points in its second pass than in its first: turn augmentation "
-            "off, and drop_last, and pass a DataLoader or a list rather than a generator"
+            f"{name} yields {number} points at first and {others}, or others, in its second pass: "
+            "turn augmentation off, and drop_last, and pass a DataLoader or a list rather than a "
+            "generator"
         )
     return move(x, device), y.to(device)
 
@@ -175,22 +171,6 @@ def log_evidence(
     return value
 
 
-def by_evidence(
-    curvature: Tensor, weight_norm: float, prior_variance: float | None,
-    data: tuple[float, float] | None = None,
-) -> dict[str, float]:  # fmt: skip
-    """σ₀², where it is not given, and σ² of a regression with (squares, rows) of data."""
-    squares, rows = data or (0.0, 0.0)
-    given, units = {"prior_variance": prior_variance}, {}
-    if data is not None:
-        given["noise"], units["noise"] = None, squares / rows
-
-    def loss(prior_variance: float, noise: float | None = None) -> float:
-        return -log_evidence(prior_variance, curvature, weight_norm, noise, squares, rows)
-
-    return choose(loss, given, units)
-
-
 def tempering(temperature: float, count: int) -> float:
     """What a temperature τ adds to the mean loss of `count` points: |log τ| to their sum.
 
@@ -204,54 +184,40 @@ def tempering(temperature: float, count: int) -> float:
     return TEMPERING * abs(math.log(temperature)) / count
 
 
-def choose(
-    loss: Callable[..., float],
-    given: Mapping[str, float | None],
-    units: Mapping[str, float],
-    first_look: Callable[..., float] | None = None,
-) -> dict[str, float]:
-    """The arguments of a loss, by name: those that are not given make it least.
-
-    They are looked for in their units, 1 if there is none of that name.
-    """
-    fixed = {name: value for name, value in given.items() if value is not None}
-    free = [name for name in given if name not in fixed]
-
-    def named(values: Sequence[float]) -> dict[str, float]:
-        found = zip(free, values, strict=True)
-        return fixed | {name: value * units.get(name, 1.0) for name, value in found}
-
-    if not free:
-        return fixed
-    first = first_look or loss
-    return named(minimise(lambda *v: loss(**named(v)), free, lambda *v: first(**named(v))))
-
-
 def minimise(
-    loss: Callable[..., float], names: Sequence[str], first_look: Callable[..., float] | None = None
-) -> list[float]:
-    """The positive arguments that make a loss least: a grid in their logarithms, then a descent.
+    loss: Callable[..., float], given: Mapping[str, float | None],
+    units: Mapping[str, float] | None = None, first_look: Callable[..., float] | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """The positive arguments of a loss by name, of which those that are None make it least.
 
-    `names` are those of the one or two arguments, for a warning where one ends at its bound;
-    `first_look` is a cheaper loss for the grid.
+    These, one or two, are looked for in a grid of their logarithms, then by a descent. `units` say
+    what is 1 of them; `first_look` is a cheaper loss for the grid.
     """
     from scipy.optimize import minimize
 
-    steps, free = np.linspace(LOWEST, HIGHEST, GRID), len(names)
-    points = np.stack(np.meshgrid(*[steps] * free, indexing="ij"), -1).reshape(-1, free)
+    fixed = {name: value for name, value in given.items() if value is not None}
+    free = [name for name in given if name not in fixed]
+    if not free:
+        return fixed
+    scale = np.array([(units or {}).get(name, 1.0) for name in free])
+
+    def named(point: np.ndarray) -> dict[str, float]:
+        values = scale * np.exp(np.clip(point, LOWEST, HIGHEST))
+        return fixed | dict(zip(free, values.tolist(), strict=True))
 
     def of_logarithms(point: np.ndarray, loss: Callable[..., float] = loss) -> float:
-        value = loss(*np.exp(np.clip(point, LOWEST, HIGHEST)).tolist())
+        value = loss(**named(point))
         return value if math.isfinite(value) else 1e300
 
-    best = min(points, key=lambda point: of_logarithms(point, first_look or loss))
-    width = steps[1] - steps[0]
-    simplex = np.vstack([best, *(best + width / 2 * row for row in np.eye(free))])
+    steps = np.linspace(LOWEST, HIGHEST, GRID)
+    grid = np.stack(np.meshgrid(*[steps] * len(free), indexing="ij"), -1).reshape(-1, len(free))
+    best = min(grid, key=lambda point: of_logarithms(point, first_look or loss))
+    simplex = np.vstack([best, best + (steps[1] - steps[0]) / 2 * np.eye(len(free))])
     found = minimize(
         of_logarithms, best, method="Nelder-Mead",
         options={"initial_simplex": simplex, "xatol": 1e-3, "fatol": 1e-7, "maxiter": 80},
     )  # fmt: skip
-    edge = [name for name, v in zip(names, found.x, strict=True) if not LOW < v < HIGH]
+    edge = [name for name, v in zip(free, found.x, strict=True) if not LOW < v < HIGH]
     if edge:
         warn_user(
             f"the best {' and '.join(edge)} lies at the edge of what was looked at, "
@@ -259,4 +225,4 @@ def minimise(
             "leave open whether it matters; more functions, more held-out points or a value of "
             "your own settle it"
         )
-    return np.exp(np.clip(found.x, LOWEST, HIGHEST)).tolist()
+    return named(found.x)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from neuralef import metrics
-from neuralef.posterior.predictive import Gaussian, gaussian_nll
+from neuralef.posterior.predictive import Gaussian
 
 BINS = 40  # of the histograms of entropy
 
@@ -38,7 +38,7 @@ def interval_scores(found: Gaussian, y: Tensor, noise: Tensor) -> dict[str, Any]
     normal = torch.distributions.Normal(0.0, 1.0)
     widths = [float(normal.icdf(torch.tensor(0.5 + level / 2))) for level in LEVELS]
     return {
-        "nll": gaussian_nll(found, y, noise),
+        "nll": found.nll(y, noise),
         "rmse": float((y - found.mean).square().mean().sqrt()),
         "mean_spread": float(spread.mean()),
         "levels": list(LEVELS),

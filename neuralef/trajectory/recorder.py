@@ -18,7 +18,7 @@ from neuralef.gram import FeatureGram
 from neuralef.points import Points, points_at_once
 from neuralef.serialization import below
 from neuralef.training import joined
-from neuralef.trajectory.moments import WeightMoments, kept_modes
+from neuralef.trajectory.weights import WeightMoments, kept_modes
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 

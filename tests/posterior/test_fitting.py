@@ -10,9 +10,9 @@ from truth import points
 
 import neuralef as nef
 from neuralef.laplace import LinearizedLaplace
-from neuralef.laplace.weights import Outputs
 from neuralef.posterior import MAP
 from neuralef.posterior.fitting import log_evidence, minimise, tempering
+from neuralef.posterior.predictive import Outputs
 
 
 class Augmenting:
@@ -148,8 +148,14 @@ def test_the_evidence_is_that_of_the_marginal_gaussian():
 
 
 def test_a_descent_finds_the_least_of_a_bowl():
-    found = minimise(lambda a, b: (math.log(a) - 1.3) ** 2 + (math.log(b) + 4) ** 2, ["a", "b"])
-    assert [math.log(value) for value in found] == pytest.approx([1.3, -4], abs=1e-2)
+    def bowl(a, b, c):
+        return (math.log(a) - 1.3) ** 2 + (math.log(b) + 4) ** 2 + c
+
+    found = minimise(bowl, {"a": None, "c": 2.0, "b": None}, {"b": 1e-9})
+    logarithms = [math.log(found["a"]), math.log(found["b"])]
+    assert logarithms == pytest.approx([1.3, -4], abs=1e-2)
+    assert found["c"] == 2.0
+    assert minimise(bowl, found) == found
 
 
 def test_held_out_points_choose_the_best_hyper_parameters():
