@@ -139,9 +139,10 @@ class LaplaceTorch(MAP):
             return self.tune(tune)
         if self.method != "valla" and not given:  # it has learned δ with the rest
             evidence = self._posterior.log_marginal_likelihood
-            (self.prior_precision_,) = minimise(
-                lambda value: -float(evidence(value)), ["prior_precision"]
+            found = minimise(
+                lambda prior_precision: -float(evidence(prior_precision)), {"prior_precision": None}
             )
+            self.prior_precision_ = found["prior_precision"]
         return self
 
     def _make(self, network: nn.Module, n: int) -> Any:

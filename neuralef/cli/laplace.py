@@ -20,7 +20,7 @@ from neuralef.data.tables import read_table
 from neuralef.laplace import LinearizedLaplace
 from neuralef.laplace.laplace import SAMPLES
 from neuralef.posterior.baselines import MAP
-from neuralef.posterior.likelihood import LIKELIHOODS, check_targets, residual_noise
+from neuralef.posterior.fitting import LIKELIHOODS, check_targets, residual_noise
 from neuralef.report.calibration import interval_scores, picture, scores
 from neuralef.report.record import timed
 from neuralef.solvers import Distill, NeuralEF, Subspace

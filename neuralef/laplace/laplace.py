@@ -7,6 +7,7 @@ f(x) + Ψ̃(x) w, w ~ N(0, H⁻¹), H = Σ_i Ψ̃(x_i)ᵀ Λ_i Ψ̃(x_i)/τ + I/
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +18,23 @@ from neuralef.checks import check_alike, check_choice, check_count, check_points
 from neuralef.jacobian.folding import fold_batch_norm
 from neuralef.jacobian.inspection import check_model
 from neuralef.kernels.ntk import NTK
-from neuralef.laplace.eigenfunctions import eigenfunctions
-from neuralef.laplace.held_out import CHOSEN, check_evidence, judged, tuned
-from neuralef.laplace.tail import LearntTail, check_seen
-from neuralef.laplace.weights import Outputs, WeightPosterior
 from neuralef.linalg import descending_eigh
+from neuralef.metrics import nll
 from neuralef.points import Points
-from neuralef.posterior.batches import collect
-from neuralef.posterior.features import Features, outputs_of, remainder
-from neuralef.posterior.likelihood import (
-    LIKELIHOODS,
-    Gaussian,
-    check_logits,
-    check_targets,
-    curvature_product,
-    residual_noise,
-)
-from neuralef.posterior.predictive import DRAWS, METHODS, predictive_for
+from neuralef.posterior import fitting
+from neuralef.posterior.features import Features, eigenfunctions, outputs_of, remainder
+from neuralef.posterior.predictive import DRAWS, METHODS, Gaussian, Outputs, WeightPosterior
+from neuralef.posterior.regression import LearntTail, check_seen
 from neuralef.progress import silence
 from neuralef.solvers import NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
 from neuralef.warnings import warn_user
 
-NUMBERS_AT_ONCE = 2**26  # of Ψ̃
+CHOSEN = ("prior_variance", "temperature", "softmax_temperature")
 SAMPLES = 4096  # random features that networks learn from
+COARSE = 32  # draws for a first look
+NUMBERS_AT_ONCE = 2**26  # of Ψ̃
 
 
 class LinearizedLaplace:
@@ -67,29 +60,28 @@ class LinearizedLaplace:
     torch.Size([5, 3])
     """
 
+    prior_variance: float | None
+    temperature: float | None
+    softmax_temperature: float | None
+    prior_variance_ = temperature_ = softmax_temperature_ = 1.0
+    noise_: float | None = None
+
     def __init__(
-        self,
-        model: nn.Module,
-        likelihood: str = "classification",
-        solver: Solver | Spectrum | None = None,
-        network: nn.Module | None = None,
-        prior_variance: float | None = None,
-        temperature: float | None = None,
-        tail: bool | str = False,
-        softmax_temperature: float | None = 1.0,
-        samples: int = SAMPLES,
-        seed: int = 0,
-        predictive: str | None = None,
-    ) -> None:
-        check_choice(likelihood, "likelihood", LIKELIHOODS)
+        self, model: nn.Module, likelihood: str = "classification",
+        solver: Solver | Spectrum | None = None, network: nn.Module | None = None,
+        prior_variance: float | None = None, temperature: float | None = None,
+        tail: bool | str = False, softmax_temperature: float | None = 1.0, samples: int = SAMPLES,
+        seed: int = 0, predictive: str | None = None,
+    ) -> None:  # fmt: skip
+        check_choice(likelihood, "likelihood", fitting.LIKELIHOODS)
         if predictive is not None:
             check_choice(predictive, "predictive", METHODS)
         check_model(model)
         given = (prior_variance, temperature, softmax_temperature)
         for name, value in zip(CHOSEN, given, strict=True):
             setattr(self, name, None if value is None else check_positive(value, name))
-            setattr(self, f"{name}_", 1.0)
-        if likelihood == "regression" and (softmax_temperature != 1.0 or predictive is not None):
+        self.regression = likelihood == "regression"
+        if self.regression and (softmax_temperature != 1.0 or predictive is not None):
             raise ValueError(
                 "a regression has no softmax: leave softmax_temperature at 1, and predictive out"
             )
@@ -97,24 +89,14 @@ class LinearizedLaplace:
             raise TypeError(f"solver must be a Solver or a Spectrum, got {type(solver).__name__}")
         if network is not None and not (solver is None or isinstance(solver, TrainedSolver)):
             raise ValueError(f"a network is of no use to {type(solver).__name__}: leave it out")
-        self.model, self.likelihood, self.solver = model, likelihood, solver
         if tail not in (False, True, "learnt"):
             raise ValueError(f"tail must be False, True or 'learnt', got {tail!r}")
+        self.model, self.likelihood, self.solver = model, likelihood, solver
         self.network, self.predictive = network, predictive
+        self._quiet = getattr(solver, "progress", None) is False
         self.tail = tail if isinstance(tail, str) else bool(tail)
-        self.samples, self.seed = (
-            check_count(samples, "samples"),
-            check_count(seed, "seed", least=0),
-        )
-        self.noise_: float | None = None
-
-    prior_variance: float | None
-    temperature: float | None
-    softmax_temperature: float | None
-    prior_variance_: float
-    temperature_: float
-    softmax_temperature_: float
-    predictive_: str
+        self.samples = check_count(samples, "samples")
+        self.seed = check_count(seed, "seed", least=0)
 
     def fit(self, loader: Iterable[Any], tune: Iterable[Any] | None = None) -> LinearizedLaplace:
         """Find the eigenfunctions and the posterior of their weights on the loader's points.
@@ -125,64 +107,69 @@ class LinearizedLaplace:
         """
         if torch.is_inference_mode_enabled():
             raise RuntimeError("fit differentiates the model: call it out of torch.inference_mode")
-        if tune is None:
-            check_evidence(self)
-        check_model(self.model)
-        tangent_model = fold_batch_norm(self.model)
-        kernel = NTK(tangent_model)
+        if tune is None and self.softmax_temperature is None:
+            raise ValueError("softmax_temperature=None is chosen on a held-out set: pass tune=…")
+        if tune is None and self.tail and self.prior_variance is None:
+            warn_user(
+                "the evidence chooses the prior variance as if there were no tail, which then is "
+                "often far too large: tune it on held-out points, or give the prior variance"
+            )
+        folded = fold_batch_norm(self.model)
+        kernel = NTK(folded)
         device = kernel.tangent.device
-        held_out = None if tune is None else collect(tune, device, "tune")
-        x, y = collect(loader, device)
+        held_out = None if tune is None else fitting.collect(tune, device, "tune")
+        x, y = fitting.collect(loader, device)
         kernel.layout(x)  # which tries the model
         logits = outputs_of(self.model, x)
-        y = check_targets(self.likelihood, y, logits)
-        if self.likelihood == "classification":
-            check_logits(logits)
+        y = fitting.check_targets(self.likelihood, y, logits)
+        if not self.regression:
+            fitting.check_logits(logits)
         if held_out is not None:  # before the long work, not after it
             check_alike(held_out[0], x, ("tune", "the training points"))
-            few = held_out[0][:1]
-            check_targets(self.likelihood, held_out[1], outputs_of(self.model, few))
+            few = outputs_of(self.model, held_out[0][:1])
+            fitting.check_targets(self.likelihood, held_out[1], few)
         if self.tail == "learnt":
             check_seen(self.model, x[:2])
         # what is refused above leaves an earlier fit as it was
-        self.tangent_model, self.kernel = tangent_model, kernel
-        self.predictive_ = self.predictive or predictive_for(logits.shape[1])
+        self.kernel, outputs = kernel, logits.shape[1]
+        self.predictive_ = self.predictive or fitting.predictive_for(outputs)
         with torch.enable_grad(), silence(self._quiet):
-            self.spectrum, diagonal = eigenfunctions(self, x)
-        self.features = Features(self.model, self.spectrum)
-        self.noise_, self.noise_shape = None, logits.new_ones(logits.shape[1])
-        regression = self.likelihood == "regression"
-        if regression:
-            self.noise_, self.noise_shape = residual_noise(y, logits)
-        weigh = self._over_noise if regression else curvature_product
+            self.spectrum, diagonal = eigenfunctions(
+                self.model, folded, kernel, x, self.solver, self.network, self.samples, self.seed
+            )
+            self.features = Features(self.model, self.spectrum)
+            if self.tail == "learnt":
+                diagonal = kernel.diagonal(x) if diagonal is None else diagonal
+                tail = LearntTail(self.features.activations(x[:2]), outputs, self.seed)
+                share = 1 - float(self.spectrum.explained_trace)
+                self.features.tail = tail.learn(x, diagonal.detach(), share, self.seed)
+        self.noise_, self.noise_shape = None, logits.new_ones(outputs)
+        if self.regression:
+            self.noise_, self.noise_shape = fitting.residual_noise(y, logits)
+        weigh = self._over_noise if self.regression else fitting.curvature_product
         curvature, basis = descending_eigh(self.features.information(x, logits, weigh)[None])
         self.curvature, self.basis = curvature[0].clamp_min(0), basis[0].contiguous()
-        if self.tail == "learnt":
-            with silence(self._quiet):
-                self._learn_tail(x, self.kernel.diagonal(x) if diagonal is None else diagonal)
+        if self.tail == "learnt":  # of whose functions the data say nothing: they never contract
+            self.curvature = nn.functional.pad(self.curvature, (0, outputs))
         if held_out is not None:
             return self.tune_on(self.outputs(held_out[0]), held_out[1])
-        return self._choose(judged(self, logits.numel()))
-
-    @property
-    def _quiet(self) -> bool:
-        return getattr(self.solver, "progress", None) is False
-
-    def _learn_tail(self, x: Points, diagonal: Tensor) -> None:
-        """Functions of one output each, which the data say nothing of: they never contract."""
-        outputs = self.spectrum.outputs
-        tail = LearntTail(self.features.activations(x[:2]), outputs, self.seed)
-        share = 1 - float(self.spectrum.explained_trace)
-        if share <= 0:
-            warn_user(
-                "by their eigenvalues the functions leave nothing out, and the learnt tail adds "
-                "nothing: refine=True gives eigenvalues that are not too large"
-            )
-        self.features.tail = tail.learn(x, diagonal.detach(), share, self.seed)
-        self.curvature = torch.cat([self.curvature, self.curvature.new_zeros(outputs)])
+        return self._by_evidence(logits.numel())
 
     def _over_noise(self, outputs: Tensor, features: Tensor) -> Tensor:
         return features / self.noise_shape[:, None]
+
+    def _by_evidence(self, rows: int) -> LinearizedLaplace:
+        """What the training set with so many rows of outputs chooses, for one τ."""
+        τ, T = self.temperature or 1.0, self.softmax_temperature
+        norm = sum(float(w.double().square().sum()) for w in self.kernel.tangent.weights().values())
+        given, noise = {"prior_variance": self.prior_variance}, self.noise_
+        data: dict[str, Any] = {"curvature": self.curvature / τ, "weight_norm": norm}
+        if noise is not None:
+            given["noise"] = None
+            data |= {"squares": noise * rows / τ, "rows": rows / τ}
+        loss = lambda **values: -fitting.log_evidence(**values, **data)  # noqa: E731
+        found = fitting.minimise(loss, given, {"noise": noise or 1.0})
+        return self._choose({**found, "temperature": τ, "softmax_temperature": T})
 
     def tune(self, held_out: Iterable[Any]) -> LinearizedLaplace:
         """Choose what is left open by the likelihood of held-out points; again, if need be.
@@ -190,12 +177,27 @@ class LinearizedLaplace:
         These are σ₀² and τ, whose distance from 1 has to be worth it; σ₀² and T if
         `softmax_temperature` is None, with τ = 1; for a regression σ₀² and the noise, with τ = 1.
         """
-        x, y = collect(held_out, self._fitted().curvature.device, "tune")
+        x, y = fitting.collect(held_out, self._fitted().curvature.device, "tune")
         return self.tune_on(self.outputs(x), y)
 
     def tune_on(self, outputs: Outputs, y: Tensor) -> LinearizedLaplace:
         """`tune`, for held-out points whose outputs are at hand."""
-        return self._choose(tuned(self._fitted(), outputs, y))
+        y = fitting.check_targets(self._fitted().likelihood, y, outputs.mean)
+        given = {name: getattr(self, name) for name in CHOSEN}
+        if self.regression or self.softmax_temperature is None:
+            given["temperature"] = self.temperature or 1.0
+        if self.regression:
+            given["noise"] = None
+
+        def loss(draws: int = DRAWS, **values: float) -> float:
+            weights = WeightPosterior(self.curvature, **values, seed=self.seed)
+            if self.regression:
+                return weights.gaussian(outputs).nll(y, weights.noise * self.noise_shape)
+            p = weights.probabilities(outputs, self.predictive_, draws)
+            return nll(p, y) + fitting.tempering(weights.temperature, len(y))
+
+        units = {"noise": self.noise_ or 1.0}
+        return self._choose(fitting.minimise(loss, given, units, partial(loss, draws=COARSE)))
 
     def _choose(self, values: Mapping[str, float | None]) -> LinearizedLaplace:
         for name, value in values.items():
@@ -248,10 +250,8 @@ class LinearizedLaplace:
         A draw is one function, whose values at different points belong together, also from call to
         call; another `seed` gives others.
         """
-        check_count(draws, "draws")
-        outputs = self.outputs(x)
-        weights = self.weights(seed)
-        return weights.draw(outputs, weights.normals(outputs, draws))
+        draws = check_count(draws, "draws")
+        return self.weights(seed).sample(self.outputs(x), draws)
 
     def predict_proba(
         self, x: Points, method: str | None = None, draws: int | None = None
@@ -269,7 +269,7 @@ class LinearizedLaplace:
         self, outputs: Outputs, method: str | None = None, draws: int | None = None
     ) -> Tensor:
         """`predict_proba`, for points whose outputs are at hand."""
-        if self.likelihood != "classification":
+        if self.regression:
             raise ValueError("a regression has no classes: use predict(x)")
         method = self._fitted().predictive_ if method is None else method
         check_choice(method, "method", METHODS)

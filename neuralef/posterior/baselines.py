@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_count, check_points
+from neuralef.checks import check_count
 from neuralef.jacobian.inspection import check_model
 from neuralef.metrics import nll
-from neuralef.points import Points, evaluate
-from neuralef.posterior.batches import collect
-from neuralef.posterior.likelihood import Gaussian, check_logits, check_targets
-from neuralef.posterior.predictive import DRAWS, to_probabilities
-from neuralef.posterior.tuning import minimise
+from neuralef.points import Points
+from neuralef.posterior.features import outputs_of
+from neuralef.posterior.fitting import check_logits, check_targets, collect, minimise
+from neuralef.posterior.predictive import DRAWS, Gaussian, normals, to_probabilities
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,32 +53,28 @@ class MAP:
         """Points, labels and logits."""
         device = next((value.device for value in self.model.parameters()), torch.device("cpu"))
         x, y = collect(loader, device, name)
-        logits = MAP.outputs(self, x)
+        logits = outputs_of(self.model, x)
         check_logits(logits)
         return x, check_targets("classification", y, logits), logits
 
     def outputs(self, x: Points) -> Any:
         """What has to be known of points, counted and indexed like them: here the logits (n, c)."""
-        logits = evaluate(self.model, check_points(x, integers=True)).double()
-        if not bool(logits.isfinite().all()):
-            raise ValueError("the model gives NaN or infinite outputs on the data")
-        return logits[:, None] if logits.ndim == 1 else logits
+        return outputs_of(self.model, x)
 
     def predict(self, x: Points) -> Gaussian:
         """The outputs of the model, of which it is certain: their covariance is zero."""
-        logits = MAP.outputs(self, x)
-        return Gaussian(logits, torch.diag_embed(torch.zeros_like(logits)))
+        mean = outputs_of(self.model, x)
+        return Gaussian(mean, torch.diag_embed(torch.zeros_like(mean)))
 
     def sample(self, x: Points, draws: int = DRAWS, seed: int = 0) -> Tensor:
         """Outputs from what `predict` says of each point: (draws, n, c).
 
         The covariance between points is not at hand: a draw has the same normals at all of them.
         """
-        found = self.predict(x)
-        generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
-        shape = check_count(draws, "draws"), found.mean.shape[1]
-        normals = torch.randn(shape, dtype=torch.float64, generator=generator)
-        return found.mean + found.moves(normals.to(found.mean.device))
+        check_count(seed, "seed", least=0)
+        found, draws = self.predict(x), check_count(draws, "draws")
+        outputs = found.mean.shape[1]
+        return found.mean + found.moves(normals(draws, outputs, seed, found.mean.device))
 
     def predict_proba(self, x: Points) -> Tensor:
         """Class probabilities (n, c), or (n, 2) of a model with one logit."""
@@ -110,7 +105,10 @@ class TemperatureScaling(MAP):
 
     def tune_on(self, outputs: Tensor, y: Tensor) -> Self:
         """`tune`, for points whose outputs are at hand."""
-        (self.softmax_temperature_,) = minimise(
-            lambda t: nll(to_probabilities(outputs / t), y), ["softmax_temperature"]
-        )
+
+        def loss(softmax_temperature: float) -> float:
+            return nll(to_probabilities(outputs / softmax_temperature), y)
+
+        found = minimise(loss, {"softmax_temperature": None})
+        self.softmax_temperature_ = found["softmax_temperature"]
         return self

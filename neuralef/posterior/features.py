@@ -1,4 +1,4 @@
-"""A model and the eigenfunctions of its tangent kernel, evaluated together."""
+"""A model and the eigenfunctions of its tangent kernel: made together, evaluated together."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from neuralef.checks import check_alike, check_points
+from neuralef.gram import FeatureGram, Gram
 from neuralef.jacobian.inspection import check_model
 from neuralef.kernels.ntk import NTK
-from neuralef.laplace.tail import LearntTail
+from neuralef.memory import check_memory
 from neuralef.networks.activation_head import ActivationHead, Activations
 from neuralef.points import Points, evaluate, move, points_at_once
-from neuralef.serialization import digest, fingerprint
+from neuralef.posterior.regression import LearntTail
+from neuralef.serialization import fingerprint
+from neuralef.solvers import Distill, NeuralEF, Solver
+from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum, unpack
 
+FUNCTIONS = 50  # by default
 SEEN = "network.activations.model."  # what a head looks at, in a file
 
 
@@ -33,15 +38,11 @@ class Features:
 
     def __init__(self, model: nn.Module, spectrum: Spectrum) -> None:
         self.model, self.spectrum = model, spectrum
-        self.fingerprint, self._seen, self._digest = (
-            fingerprint(model),
-            _state(model),
-            _digest(model),
-        )
+        self.fingerprint, self._seen = fingerprint(model), _versions(model)
         self.head: ActivationHead | None = None
         if type(spectrum.network) is ActivationHead:  # a subclass may do more than read and map
-            read = fingerprint(spectrum.network.activations.model)
-            self.head = spectrum.network if read == self.fingerprint else None
+            same = fingerprint(spectrum.network.activations.model) == self.fingerprint
+            self.head = spectrum.network if same else None
 
     def activations(self, example: Points) -> Activations:
         """Those that a head reads, or of the model by themselves."""
@@ -50,8 +51,8 @@ class Features:
     def check_unchanged(self) -> None:
         """Refuse a model whose weights or mode are no longer those of the posterior."""
         check_model(self.model)
-        now = _state(self.model)
-        if now != self._seen and _digest(self.model) != self._digest:
+        now = _versions(self.model)
+        if now != self._seen and fingerprint(self.model) != self.fingerprint:
             raise ValueError(
                 "the model's weights have changed: a posterior belongs to the weights it was made "
                 "for; make it again"
@@ -63,33 +64,32 @@ class Features:
         self.check_unchanged()
         x = move(check_points(x, integers=True), next(self.model.parameters()).device)
         check_alike(x, self.spectrum.point, ("x", "the data of this posterior"))
+        reader = self.tail or self.head
         with torch.no_grad():
-            if self.head is None and self.tail is None:
+            if reader is None:
                 return outputs_of(self.model, x), self.scaled(self.spectrum(x))
-            parts = [self._of_one_pass(part) for part in x.split(points_at_once(x))]
+            parts = [self._by(reader.activations, part) for part in x.split(points_at_once(x))]
             out, features = (torch.cat(column) for column in zip(*parts, strict=True))
             return _finite(out), features
 
-    def _of_one_pass(self, x: Points) -> tuple[Tensor, Tensor]:
-        reader = self.tail if self.tail is not None else self.head
-        assert reader is not None
-        out, seen = reader.activations.both(x)
+    def _by(self, activations: Activations, x: Points) -> tuple[Tensor, Tensor]:
+        """By one pass of the model, unless the functions have another network."""
+        out, seen = activations.both(x)
         head, spectrum = self.head, self.spectrum
         features = self.scaled(spectrum(x) if head is None else spectrum.rotate(head.head(seen)))
         if self.tail is not None:
             features = torch.cat([features, torch.diag_embed(self.tail(seen))], dim=-1)
         return out, features
 
+    @torch.no_grad()
     def information(
         self, x: Points, outputs: Tensor, weigh: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor:
         """Σ_i Ψ̃_iᵀ Λ_i Ψ̃_i, (k, k), from weigh(outputs, Ψ̃) = ΛΨ̃ at the points."""
-        k = self.spectrum.k
+        k, size = self.spectrum.k, min(1024, points_at_once(x))
         total = torch.zeros(k, k, dtype=torch.float64, device=outputs.device)
-        size = min(1024, points_at_once(x))
         for points, part in zip(x.split(size), outputs.split(size), strict=True):
-            with torch.no_grad():
-                features = self.scaled(self.spectrum(points))
+            features = self.scaled(self.spectrum(points))
             total += torch.einsum("nck,ncl->kl", features, weigh(part, features))
         return total
 
@@ -112,16 +112,15 @@ def unpack_features(
     given: dict[str, Any],
 ) -> Spectrum:  # fmt: skip
     """The spectrum that `Features.pack` packed for this very model."""
-    device = next(model.parameters()).device
     headed = header["network"].get("class") == ActivationHead.__name__
     if headed and not any(name.startswith(SEEN) for name in tensors):
         tensors = tensors | {f"{SEEN}{name}": value for name, value in model.state_dict().items()}
-    return unpack(path, header, tensors, given, device)
+    return unpack(path, header, tensors, given, next(model.parameters()).device)
 
 
-def outputs_of(model: nn.Module, x: Points) -> Tensor:
+def outputs_of(model: nn.Module, x: Any) -> Tensor:
     """A model's outputs, (n, c) in float64."""
-    return _finite(evaluate(model, x))
+    return _finite(evaluate(model, check_points(x, integers=True)))
 
 
 def _finite(outputs: Tensor) -> Tensor:
@@ -130,7 +129,7 @@ def _finite(outputs: Tensor) -> Tensor:
     return (outputs[:, None] if outputs.ndim == 1 else outputs).double()
 
 
-def _state(model: nn.Module) -> tuple[list[tuple[int, int]], float]:
+def _versions(model: nn.Module) -> tuple[list[tuple[int, int]], float]:
     """What changes when weights are changed, found at hardly any cost.
 
     Changes through `.data` leave addresses and versions as they are, but not the norm.
@@ -138,11 +137,6 @@ def _state(model: nn.Module) -> tuple[list[tuple[int, int]], float]:
     tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
     numbers = [t for t in tensors if t.is_floating_point()]
     return [(t.data_ptr(), t._version) for t in tensors], float(get_total_norm(numbers))
-
-
-def _digest(model: nn.Module) -> str:
-    """Of all that a model computes with, buffers that it does not save included."""
-    return digest({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
 
 def remainder(kernel: NTK, x: Points, features: Tensor) -> Tensor:
@@ -153,3 +147,68 @@ def remainder(kernel: NTK, x: Points, features: Tensor) -> Tensor:
     left = torch.cat(blocks).double() - features @ features.mT
     values, vectors = torch.linalg.eigh((left + left.mT) / 2)
     return (vectors * values.clamp_min(0)[:, None]) @ vectors.mT
+
+
+def eigenfunctions(
+    model: nn.Module, folded: nn.Module, kernel: NTK, x: Points, solver: Solver | Spectrum | None,
+    network: nn.Module | None, samples: int, seed: int,
+) -> tuple[Spectrum, Tensor | None]:  # fmt: skip
+    """Those of a model's tangent kernel on the points x, as the solver finds them.
+
+    `kernel` is that of the model with folded batch norms. Its diagonal comes with them, where
+    features that were made tell it.
+    """
+    layout = kernel.layout(x)
+    if isinstance(solver, Spectrum):
+        if solver.layout != layout:
+            raise ValueError(f"the spectrum has {solver.layout}, the model {layout}")
+        _check_model_of(solver, kernel)
+        return solver, None
+    if solver is None:
+        solver = NeuralEF(min(FUNCTIONS, len(x) * layout.outputs), seed=seed)
+    if not isinstance(solver, TrainedSolver):
+        return solver.solve(kernel.gram(x)), None
+    if network is None:
+        network = ActivationHead(
+            model, solver.k + solver.oversample, layout.outputs, normalize=solver.normalized,
+            seed=seed, example=x[:2],
+        )  # fmt: skip
+        network.standardize(x)
+    if isinstance(solver, Distill):
+        return solver.solve(kernel.gram(x), network), None
+    gram = explicit(kernel, folded, x, samples, seed)
+    return solver.solve(gram, network), gram.diagonal()
+
+
+def explicit(kernel: NTK, model: nn.Module, x: Points, samples: int, seed: int) -> Gram:
+    """The kernel of a model by explicit features: Jacobians if they are short, else random ones."""
+    tangent, outputs = kernel.tangent, kernel.layout(x).outputs
+    if tangent.size > samples:
+        return NTK(model, samples=samples, seed=seed).gram(x)
+    shape = (len(x), outputs, tangent.size)
+    what, advice = "points × outputs × weights", "take samples, fewer than there are weights"
+    check_memory(shape, tangent.dtype, x.device, what, advice)
+    phi, start = torch.empty(shape, dtype=tangent.dtype, device=x.device), 0
+    for jacobian in tangent.chunks(x, outputs):
+        phi[start : start + len(jacobian)] = jacobian * tangent.size**0.5
+        start += len(jacobian)
+    return FeatureGram(x, phi[:, 0] if outputs == 1 else phi)
+
+
+def _check_model_of(spectrum: Spectrum, kernel: NTK) -> None:
+    """Refuse functions of another model's tangent kernel, where they tell whose they are."""
+    network = spectrum.network
+    tangent = getattr(getattr(network, "kernel", network), "tangent", None)
+    if tangent is None:
+        return
+    own, others = kernel.tangent.weights(), tangent.weights()
+    same = own.keys() == others.keys() and all(
+        value.shape == others[name].shape
+        and torch.allclose(value, others[name].to(value), rtol=1e-3, atol=1e-6)
+        for name, value in own.items()
+    )
+    if not same:
+        raise ValueError(
+            "the spectrum is that of another model's tangent kernel: its weights are not those of "
+            "this model, whose batch norms are folded; solve NTK(fold_batch_norm(model)).gram(x)"
+        )

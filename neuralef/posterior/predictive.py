@@ -1,25 +1,139 @@
-"""From Gaussian logits to class probabilities."""
+"""What a posterior says of a model's outputs: Gaussians, draws, and class probabilities."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from neuralef.checks import check_choice
+from neuralef.sketching import even_normals
 
 METHODS = ("pairwise", "mc", "probit", "bridge")
-FEW_CLASSES = 32
 DRAWS = 256  # of Monte Carlo, as in the paper
+NUMBERS_AT_ONCE = {"mc": 2**26, "closed": 2**20}  # the several passes of which stay in the cache
 
 
-def predictive_for(classes: int) -> str:
-    """The way to probabilities unless another is asked for.
+@dataclass(frozen=True)
+class Gaussian:
+    """Outputs at n points: mean (n, c) and covariance (n, c, c) between the outputs of each."""
 
-    Pairs are too unsure where there are many of them, and cost the square of the classes.
+    mean: Tensor
+    covariance: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each output, (n, c)."""
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
+
+    def moves(self, normals: Tensor) -> Tensor:
+        """Draws about the mean, (draws, n, c), from standard normals (draws, c) for all points."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        # the symmetric root, since eigenvectors jump from one point to the next
+        root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
+        return torch.einsum("ncd,sd->snc", root, normals)
+
+    def nll(self, y: Tensor, noise: Tensor) -> float:
+        """Mean over points of −log N(y; mean, covariance + noise), noise (c,) of each output."""
+        covariance = self.covariance + noise.to(y).diag()
+        normal = torch.distributions.MultivariateNormal(self.mean, covariance)
+        return float(-normal.log_prob(y).mean())
+
+
+def normals(draws: int, size: int, seed: int, device: torch.device) -> Tensor:
+    """Standard normal numbers (draws, size), the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(draws, size, dtype=torch.float64, generator=generator).to(device)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a posterior has to know of n points, whatever its hyper-parameters are.
+
+    The model's outputs (n, c), Ψ̃ in the basis of H (n, c, k), and with a tail κ(x, x) − Ψ̃Ψ̃ᵀ
+    (n, c, c). They are indexed and counted like points.
     """
-    return "pairwise" if classes <= FEW_CLASSES else "mc"
+
+    mean: Tensor
+    features: Tensor
+    tails: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def __getitem__(self, index: Any) -> Outputs:
+        tails = None if self.tails is None else self.tails[index]
+        return Outputs(self.mean[index], self.features[index], tails)
+
+    @property
+    def directions(self) -> int:
+        """How many random numbers make a draw: k, or c of each point by itself with a tail.
+
+        The covariance of a tail between points is not at hand.
+        """
+        return self.features.shape[2 if self.tails is None else 1]
+
+
+@dataclass(frozen=True)
+class WeightPosterior:
+    """w ~ N(0, diag(h_j/(τσ²) + 1/σ₀²)⁻¹): the weights of f(x) + Ψ̃(x)w, h the curvature (k,).
+
+    With Ψ̃ in the basis in which H = Σ Ψ̃ᵀΛΨ̃/τ + I/σ₀² is diagonal, all of it is sums over k.
+
+    >>> posterior = WeightPosterior(torch.ones(1), prior_variance=1.0)
+    >>> posterior.gaussian(Outputs(torch.zeros(1, 1), torch.ones(1, 1, 1))).variance
+    tensor([[0.5000]])
+    """
+
+    curvature: Tensor
+    prior_variance: float
+    temperature: float = 1.0
+    noise: float = 1.0
+    softmax_temperature: float = 1.0
+    seed: int = 0
+
+    @property
+    def variances(self) -> Tensor:
+        """Of the weights, (k,)."""
+        return 1 / (self.curvature / (self.temperature * self.noise) + 1 / self.prior_variance)
+
+    def gaussian(self, outputs: Outputs) -> Gaussian:
+        """The mean and the covariance between the outputs of each point."""
+        features = outputs.features
+        covariance = torch.einsum("nck,ndk->ncd", features * self.variances, features)
+        if outputs.tails is not None:
+            covariance = covariance + self.prior_variance * outputs.tails
+        return Gaussian(outputs.mean, covariance)
+
+    def sample(self, outputs: Outputs, draws: int) -> Tensor:
+        """Outputs (draws, n, c): those of whole functions, from one call to the next."""
+        device = outputs.mean.device
+        return self._draw(outputs, normals(draws, outputs.directions, self.seed, device))
+
+    def _draw(self, outputs: Outputs, normals: Tensor) -> Tensor:
+        if outputs.tails is not None:
+            return outputs.mean + self.gaussian(outputs).moves(normals)
+        scaled = self.variances.sqrt() * normals
+        return outputs.mean + torch.einsum("nck,sk->snc", outputs.features, scaled)
+
+    def probabilities(self, outputs: Outputs, method: str, draws: int = DRAWS) -> Tensor:
+        """E softmax(f/T), (n, c), or (n, 2) of one logit: over draws, or in closed form."""
+        (_, c, k), drawn = outputs.features.shape, method == "mc"
+        numbers = c * (draws if drawn else max(c, k))  # of a point
+        size = max(1, NUMBERS_AT_ONCE["mc" if drawn else "closed"] // numbers)
+        t, found = self.softmax_temperature, []
+        for start in range(0, len(outputs), size):
+            part = outputs[start : start + size]
+            if drawn:
+                even = even_normals(draws, part.directions, self.seed).to(part.mean.device)
+                found.append(to_probabilities(self._draw(part, even) / t).mean(0))
+            else:
+                gaussian = self.gaussian(part)
+                found.append(probabilities(gaussian.mean / t, gaussian.covariance / t**2, method))
+        return torch.cat(found)
 
 
 def probabilities(mean: Tensor, covariance: Tensor, method: str = "pairwise") -> Tensor:
@@ -50,8 +164,7 @@ def pairwise(mean: Tensor, covariance: Tensor) -> Tensor:
 
     After J. Daunizeau, arXiv 1703.00091: 1/softmax_i − 1 is the sum of the 1/σ(f_i − f_j) − 1 of
     all pairs, in which the mean of σ stands for it, σ(m/√(1 + πv/8)) (MacKay 1992). It errs to the
-    unsure side, the more so the more classes there are; what moves all logits alike, as it should,
-    does not matter.
+    unsure side, the more so the more classes there are.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     between = (variance[:, :, None] + variance[:, None, :] - 2 * covariance).clamp_min(0)

@@ -1,4 +1,7 @@
-"""The mean of a trajectory's functions, learnt by a network: one pass instead of one an iterate."""
+"""What networks learn: the mean of a trajectory's functions, the variance that k functions leave.
+
+The mean of m iterates takes m passes, κ(x, x) the Jacobian at x. What was learnt takes but one.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,25 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_finite, check_points, check_positive
 from neuralef.jacobian.inspection import check_model
+from neuralef.networks.activation_head import Activations
+from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, move, tensors_of
 from neuralef.training import Step, autocast
+from neuralef.warnings import warn_user
 
 Model = TypeVar("Model", bound=nn.Module)
 WARM_UP = 0.1  # of all steps, during which the rate rises; then it falls, by a cosine
+# Of the variance: how its network is trained.
+WIDTH, STEPS, BATCH, RATE = 256, 2000, 512, 2e-3
+EPOCHS = 200  # at most: few points would be learnt by heart
+LEAST = 1e-4  # of an output's mean: what is less is as good as nothing, and hard to learn
 
 
 def learn_mean(
-    model: Model,
-    x: Points,
-    values: Tensor,
-    epochs: int = 5,
-    *,
-    batch_size: int = 512,
-    learning_rate: float = 1e-3,
-    loss: str = "squares",
-    precision: str = "float32",
-    capture: bool = False,
-    seed: int = 0,
-    callback: Callable[[int, float], None] | None = None,
-) -> Model:
+    model: Model, x: Points, values: Tensor, epochs: int = 5, *, batch_size: int = 512,
+    learning_rate: float = 1e-3, loss: str = "squares", precision: str = "float32",
+    capture: bool = False, seed: int = 0, callback: Callable[[int, float], None] | None = None,
+) -> Model:  # fmt: skip
     """A copy of a model that is taught `values`, (n,) or (n, c), at the points x.
 
     Start from averaged weights, `SWA.of(…).model`, whose function is near the mean, or from a wider
@@ -75,13 +76,19 @@ def learn_mean(
     rate = check_positive(learning_rate, "learning_rate")
     steps = check_count(epochs, "epochs") * -(-len(x) // batch_size)
     generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
-    done = 0
+    rates = (rate * _rate(done, steps) for done in range(steps))
     for epoch in range(1, epochs + 1):
         total.zero_()
         for index in torch.randperm(len(x), generator=generator).to(x.device).split(batch_size):
-            step(index, rate * _rate(done, steps))
-            done += 1
-        _report(epoch, float(total) / len(x), callback)
+            step(index, next(rates))
+        error = float(total) / len(x)
+        if not math.isfinite(error):
+            raise FloatingPointError(
+                f"the loss of epoch {epoch} is {error}: lower the learning rate, and check "
+                "the model for NaN"
+            )
+        if callback is not None:
+            callback(epoch, error)
     step.optimizer.zero_grad()
     return taught
 
@@ -98,16 +105,6 @@ def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Po
     if loss == "softmax" and (values.ndim == 1 or values.shape[1] == 1):
         raise ValueError("a softmax of one output is always 1: use loss='squares'")
     return x, values
-
-
-def _report(epoch: int, error: float, callback: Callable[[int, float], None] | None) -> None:
-    if not math.isfinite(error):
-        raise FloatingPointError(
-            f"the loss of epoch {epoch} is {error}: lower the learning rate, and check "
-            "the model for NaN"
-        )
-    if callback is not None:
-        callback(epoch, error)
 
 
 def _rate(done: int, steps: int) -> float:
@@ -136,3 +133,64 @@ def _loss(name: str, outputs: Tensor, values: Tensor) -> Tensor:
         raise ValueError(f"a point has outputs {wanted} of the model, but values {came}")
     dtype = torch.promote_types(outputs.dtype, torch.float32)
     return LOSSES[name](outputs.to(dtype), values.to(dtype))
+
+
+class LearntTail(nn.Module):
+    """Activations (n, a) ↦ √(ρ κ_cc(x, x)), (n, c): the size of what is left out of each output.
+
+    ρ is the share of the kernel's trace that the functions leave out, taken to be the same at all
+    points: κ − Ψ̃Ψ̃ᵀ itself is the difference of two numbers that are learnt, and noise where it is
+    small. Far from the data it stays within what it has seen there.
+    """
+
+    level: Tensor
+    range: Tensor
+
+    def __init__(self, activations: Activations, outputs: int, seed: int = 0) -> None:
+        super().__init__()
+        self.activations = activations
+        like = next(activations.model.parameters())
+        self.head = SharedMLP(
+            activations.size, outputs, WIDTH, activation="gelu", normalize=False, seed=seed
+        ).to(like).eval()  # fmt: skip
+        zeros = torch.zeros(2, outputs, dtype=torch.float64, device=like.device)
+        self.register_buffer("range", zeros)  # of the logarithms about their level
+        self.register_buffer("level", zeros[0].clone())
+
+    def forward(self, seen: Tensor) -> Tensor:
+        """In float64."""
+        within = self.head(seen).double().clamp(*self.range)
+        return ((within + self.level) / 2).exp()
+
+    def learn(self, x: Points, diagonal: Tensor, share: float, seed: int) -> LearntTail:
+        """Teach it κ(x, x) at the training points, (n,) or (n, c), or estimates; `share` is ρ."""
+        if share <= 0:
+            warn_user(
+                "by their eigenvalues the functions leave nothing out, and the learnt tail adds "
+                "nothing: refine=True gives eigenvalues that are not too large"
+            )
+        some = self.activations.few_enough(x)
+        seen = self.activations.of_many(x[some])
+        diagonal = diagonal.double().reshape(len(x), -1)[some]
+        # an output that no weight moves, as a masked class has it, has no logarithm
+        floor = (LEAST * diagonal.mean(0)).clamp_min(torch.finfo(torch.float32).tiny)
+        logarithm = torch.maximum(diagonal, floor).log()
+        level = logarithm.mean(0)
+        values = logarithm - level
+        self.range.copy_(torch.stack([values.amin(0), values.amax(0)]))
+        self.head.standardize(seen)
+        epochs = min(EPOCHS, max(1, round(STEPS / -(-len(seen) // BATCH))))
+        self.head = learn_mean(
+            self.head, seen, values.to(seen), epochs, batch_size=BATCH, learning_rate=RATE,
+            seed=seed,
+        )  # fmt: skip
+        self.level.copy_(level + (math.log(share) if share > 0 else -math.inf))
+        return self
+
+
+def check_seen(model: nn.Module, example: Points) -> None:
+    """Refuse a model whose activations cannot be read, before the long work."""
+    try:
+        Activations(model, example)
+    except ValueError as error:
+        raise ValueError(f"no tail can be learnt: {error}; tail=True needs none of them") from error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from neuralef.metrics import accuracy, aupr, auroc, brier, ece, entropy, nll, reliability
-from neuralef.posterior.likelihood import Gaussian, gaussian_nll
+from neuralef.posterior.predictive import Gaussian
 
 BINS = 40  # of the histograms of entropy
 LEVELS = tuple(i / 20 for i in range(1, 20))  # of intervals whose coverage is counted
@@ -33,7 +33,7 @@ def interval_scores(found: Gaussian, y: Tensor, noise: Tensor) -> dict[str, Any]
     score = (y - found.mean).abs() / spread
     widths = map(NormalDist().inv_cdf, (0.5 + level / 2 for level in LEVELS))
     return {
-        "nll": gaussian_nll(found, y, noise),
+        "nll": found.nll(y, noise),
         "rmse": float((y - found.mean).square().mean().sqrt()),
         "mean_spread": float(spread.mean()),
         "levels": list(LEVELS),

@@ -100,8 +100,11 @@ def _check_metadata(path: Path, kind: str, metadata: dict[str, str]) -> None:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """What tells one set of weights from another, wherever they lie."""
-    return digest(tensors_alone(model))
+    """Of all that a model computes with, wherever it lies, buffers that it does not save included.
+
+    Its class is no part of it.
+    """
+    return digest({**dict(model.named_parameters()), **dict(model.named_buffers())})
 
 
 def tensors_alone(model: nn.Module) -> dict[str, Tensor]:

@@ -14,13 +14,13 @@ from neuralef.checks import check_count, check_points
 from neuralef.jacobian.inspection import check_model
 from neuralef.points import Points, points_at_once
 from neuralef.posterior.features import Features, unpack_features
-from neuralef.posterior.likelihood import Gaussian
-from neuralef.posterior.predictive import to_probabilities
+from neuralef.posterior.predictive import DRAWS, Gaussian, to_probabilities
 from neuralef.serialization import fingerprint, read_tensors, write_tensors
 from neuralef.sketching import even_normals
 from neuralef.spectrum import Spectrum
 
 TRAJECTORY = "trajectory"
+SETTINGS = ("draws", "seed", "tail")
 NUMBERS_AT_ONCE = 2**26  # of the draws at some points
 
 
@@ -46,27 +46,21 @@ class TrajectoryPosterior:
     """
 
     def __init__(
-        self,
-        mean: nn.Module,
-        spectrum: Spectrum,
-        draws: int = 256,
-        seed: int = 0,
+        self, mean: nn.Module, spectrum: Spectrum, draws: int = DRAWS, seed: int = 0,
         tail: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_model(mean)
         self.features, self.spectrum, self.tail = Features(mean, spectrum), spectrum, bool(tail)
         self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
+        self._left: Tensor | None = None  # the variance (c,) of all other functions, on average
+        if tail:
+            left = (spectrum.mean_diagonal - spectrum.eigenvalues.sum(-1)).clamp_min(0)
+            # of a joint kernel the trace is known, to which all outputs are taken to add alike
+            c = spectrum.outputs
+            self._left = left if spectrum.independent else (left / c).expand(c)
 
-    def _left(self) -> Tensor | None:
-        """The variance of all other functions, (c,), on average over the points."""
-        if not self.tail:
-            return None
-        spectrum = self.spectrum
-        left = (spectrum.mean_diagonal - spectrum.eigenvalues.sum(-1)).clamp_min(0)
-        # of a joint kernel the trace is known, to which all outputs are taken to add alike
-        return left if spectrum.independent else (left / spectrum.outputs).expand(spectrum.outputs)
-
-    def _both(self, x: Points) -> tuple[Tensor, Tensor]:
+    def outputs(self, x: Points) -> tuple[Tensor, Tensor]:
+        """f̄(x), (n, c), and Ψ̃(x), (n, c, k)."""
         mean, features = self.features(x)
         if features.shape[:2] != mean.shape:
             raise ValueError(
@@ -76,42 +70,42 @@ class TrajectoryPosterior:
 
     def sample(self, x: Points, draws: int | None = None) -> Tensor:
         """Outputs of so many functions, (draws, n, c)."""
-        mean, features = self._both(x)
+        mean, features = self.outputs(x)
         generator = torch.Generator().manual_seed(self.seed)
         count = self.draws if draws is None else check_count(draws, "draws")
         own = features.shape[1:] if self.spectrum.independent else features.shape[2:]
         normals = torch.randn(count, *own, dtype=torch.float64, generator=generator)
-        found, left = mean + moved(features, normals), self._left()
-        if left is None:
+        found = mean + moved(features, normals)
+        if self._left is None:
             return found
         normals = torch.randn(found.shape, dtype=torch.float64, generator=generator)
-        return found + left.sqrt() * normals.to(found)
+        return found + self._left.sqrt() * normals.to(found)
 
     def predict(self, x: Points) -> Gaussian:
         """The mean and the covariance between the outputs of each point."""
-        mean, features = self._both(x)
+        mean, features = self.outputs(x)
+        covariance = features @ features.mT
         if self.spectrum.independent:
             covariance = torch.diag_embed(features.square().sum(2))
-        else:
-            covariance = features @ features.mT
-        left = self._left()
-        return Gaussian(mean, covariance if left is None else covariance + left.diag())
+        if self._left is not None:
+            covariance = covariance + self._left.diag()
+        return Gaussian(mean, covariance)
 
     def predict_proba(self, x: Points) -> Tensor:
         """E softmax f(x), (n, c)."""
-        independent, left = self.spectrum.independent, self._left()
         x = check_points(x, integers=True)
         most = NUMBERS_AT_ONCE // (self.draws * self.spectrum.outputs)
-        parts = x.split(max(1, min(points_at_once(x), most)))
-        return torch.cat([
-            expected(*self._both(part), independent, self.draws, self.seed, left) for part in parts
-        ])  # fmt: skip
+        parts = map(self.outputs, x.split(max(1, min(points_at_once(x), most))))
+        own = self.spectrum.independent
+        return torch.cat(
+            [expected(*part, own, self.draws, self.seed, self._left) for part in parts]
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the posterior, but for the model of its mean, into one safetensors file."""
         spectrum, tensors = self.features.pack()
-        settings = {"draws": self.draws, "seed": self.seed, "tail": self.tail}
-        header = {"spectrum": spectrum, "mean": self.features.fingerprint, **settings}
+        header = {"spectrum": spectrum, "mean": self.features.fingerprint}
+        header |= {name: getattr(self, name) for name in SETTINGS}
         write_tensors(Path(path), TRAJECTORY, header, tensors)
 
     @classmethod
@@ -128,7 +122,7 @@ class TrajectoryPosterior:
             raise ValueError(f"{path} has another mean: its weights differ from this model's")
         given = {"network": network, "model": mean if network is None else network}
         spectrum = unpack_features(Path(path), header["spectrum"], tensors, mean, given)
-        return cls(mean, spectrum, header["draws"], header["seed"], header.get("tail", False))
+        return cls(mean, spectrum, **{name: header[name] for name in SETTINGS if name in header})
 
 
 def moved(features: Tensor, normals: Tensor) -> Tensor:
@@ -138,13 +132,9 @@ def moved(features: Tensor, normals: Tensor) -> Tensor:
 
 
 def expected(
-    mean: Tensor,
-    features: Tensor,
-    independent: bool,
-    draws: int = 256,
-    seed: int = 0,
+    mean: Tensor, features: Tensor, independent: bool, draws: int = DRAWS, seed: int = 0,
     left: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """E softmax(f̄ + Ψ̃w), (n, c), from f̄ (n, c) and Ψ̃ (n, c, k), with more variance (c,)."""
     _, c, k = features.shape
     sizes = [c * k if independent else k, 0 if left is None else c]

@@ -17,12 +17,47 @@ from neuralef.checks import check_choice, check_count, check_points
 from neuralef.gram import FeatureGram
 from neuralef.points import Points, points_at_once
 from neuralef.serialization import below
-from neuralef.trajectory.moments import WeightMoments, kept_modes
+from neuralef.training import joined
+from neuralef.trajectory.weights import WeightMoments, kept_modes
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 
-class TrajectoryRecorder:
+class Recorder:
+    """A model's values at points, taken in eval mode and in a precision, after `refresh(model)`."""
+
+    def __init__(
+        self, model: nn.Module, x: Points, precision: str,
+        refresh: Callable[[nn.Module], Any] | None, batch_size: int | None,
+    ) -> None:  # fmt: skip
+        self.model, self.x, self.count = model, check_points(x, integers=True), 0
+        check_choice(precision, "precision", ("float32", "bfloat16"))
+        self.precision, self.refresh = precision, refresh
+        size = points_at_once(self.x) if batch_size is None else batch_size
+        self.batch_size = check_count(size, "batch_size")
+
+    @torch.no_grad()
+    def evaluate(self, x: Points) -> Tensor:
+        """The model's values at any points; it is left in the modes it was in."""
+        half, kind = self.precision == "bfloat16", x.device.type
+        with kept_modes(self.model), torch.autocast(kind, torch.bfloat16, enabled=half):
+            self.model.eval()
+            return torch.cat([self.model(part) for part in x.split(self.batch_size)])
+
+    def refreshed(self, x: Points, dtype: torch.dtype) -> Tensor:
+        """The values of the next function, as they are kept."""
+        if self.refresh is not None:
+            self.refresh(self.model)
+        values = self.evaluate(x).to(dtype)
+        if not bool(values.isfinite().all()):
+            kind = str(dtype).removeprefix("torch.")
+            raise ValueError(
+                f"function {self.count + 1} has NaN, or values that {kind} cannot hold"
+            )
+        return values
+
+
+class TrajectoryRecorder(Recorder):
     """The iterates of a training, as a kernel κ(x, x′) = E_m (f_m − f̄)(x) (f_m − f̄)(x′).
 
     Your loop calls `record()` for the model's values at the points x, and `collect()` for its
@@ -42,63 +77,44 @@ class TrajectoryRecorder:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        x: Points,
-        capacity: int,
-        *,
-        path: str | Path | None = None,
-        dtype: str | None = None,
-        precision: str = "float32",
-        rank: int = 20,
-        refresh: Callable[[nn.Module], Any] | None = None,
-        batch_size: int | None = None,
-    ) -> None:
-        self.model, self.x = model, check_points(x, integers=True)
-        self.capacity, self.rank = check_count(capacity, "capacity"), check_count(rank, "rank")
+        self, model: nn.Module, x: Points, capacity: int, *, path: str | Path | None = None,
+        dtype: str | None = None, precision: str = "float32", rank: int = 20,
+        refresh: Callable[[nn.Module], Any] | None = None, batch_size: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, x, precision, refresh, batch_size)
+        self.capacity = check_count(capacity, "capacity")
         if dtype is not None:
             check_choice(dtype, "dtype", tuple(DTYPES))
-        check_choice(precision, "precision", ("float32", "bfloat16"))
-        self.precision, self.refresh = precision, refresh
-        self.batch_size = points_at_once(self.x) if batch_size is None else check_count(
-            batch_size, "batch_size"
-        )  # fmt: skip
         self.path = None if path is None else Path(path)
         self.found = self.resumed = False  # the file of values was there; a checkpoint was loaded
         first = self.evaluate(self.x[:2])
         if first.ndim not in (1, 2):
             raise ValueError(f"the model must give (n,) or (n, c), got {tuple(first.shape)}")
-        shape = (self.capacity, len(self.x), *first.shape[1:])
         own = torch.promote_types(first.dtype, torch.float32)
-        kept = own if dtype is None else DTYPES[dtype]
-        self.values, self.count = self._storage(shape, kept), 0
-        self.weights = WeightMoments(model, self.rank)
+        shape, kept = (self.capacity, len(self.x), *first.shape[1:]), DTYPES.get(dtype or "", own)
+        self.values = (
+            torch.empty(shape, dtype=kept, device=self.x.device) if self.path is None
+            else self._mapped(self.path, shape, kept)
+        )  # fmt: skip
+        self.weights = WeightMoments(model, check_count(rank, "rank"))
 
-    def _storage(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if self.path is None:
-            return torch.empty(shape, dtype=dtype, device=self.x.device)
+    def _mapped(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Values in a file, which may be there from an earlier run."""
         kind = str(dtype).removeprefix("torch.")
-        self.found = self.path.exists()
-        if self.found:
-            try:
-                found = np.load(self.path, mmap_mode="r+", allow_pickle=False)
-            except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"{self.path} is no file of recorded values: {error}; remove it"
-                ) from error
-            if (found.shape, str(found.dtype)) != (shape, kind):
-                raise ValueError(
-                    f"{self.path} holds {found.dtype} {found.shape}, this run needs {kind} {shape}"
-                )
-            return torch.from_numpy(found)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return torch.from_numpy(
-            np.lib.format.open_memmap(self.path, mode="w+", dtype=kind, shape=shape)
-        )
-
-    def evaluate(self, x: Points) -> Tensor:
-        """The model's values at any points, in eval mode and in the recorder's precision."""
-        return evaluate_as_is(self.model, x, self.precision, self.batch_size)
+        self.found = path.exists()
+        if not self.found:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
+            return torch.from_numpy(made)
+        try:
+            found = np.load(path, mmap_mode="r+", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} is no file of recorded values: {error}; remove it") from error
+        if (found.shape, str(found.dtype)) != (shape, kind):
+            raise ValueError(
+                f"{path} holds {found.dtype} {found.shape}, this run needs {kind} {shape}"
+            )
+        return torch.from_numpy(found)
 
     def record(self) -> None:
         """Keep the model's values at the points, as it is now."""
@@ -108,10 +124,7 @@ class TrajectoryRecorder:
             raise ValueError(
                 f"{self.path} holds the values of an earlier run: load its checkpoint, or remove it"
             )
-        if self.refresh is not None:
-            self.refresh(self.model)
-        values = self.evaluate(self.x).to(self.values.dtype)
-        self.values[self.count].copy_(_finite(values, self.count + 1))
+        self.values[self.count].copy_(self.refreshed(self.x, self.values.dtype))
         self.count += 1
 
     def collect(self) -> None:
@@ -161,8 +174,7 @@ class TrajectoryRecorder:
     def state_dict(self) -> dict[str, Tensor]:
         """All that a loop has to keep in its checkpoint; values in a file stay there."""
         kept = {} if self.path is not None else {"values": self.values[: self.count].clone()}
-        weights = {f"weights.{name}": value for name, value in self.weights.state_dict().items()}
-        return {"count": torch.tensor(self.count), **weights, **kept}
+        return {"count": torch.tensor(self.count), **joined({"weights": self.weights}), **kept}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint: what was recorded after it will be recorded again."""
@@ -178,7 +190,7 @@ class TrajectoryRecorder:
         self.count, self.resumed = count, True
 
 
-class MeanRecorder:
+class MeanRecorder(Recorder):
     """The mean of a trajectory's functions at some points: of single ones nothing is kept.
 
     `refresh(model)` is called before each is taken; leave it out where a `TrajectoryRecorder` has
@@ -194,35 +206,23 @@ class MeanRecorder:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        x: Points,
-        *,
-        precision: str = "float32",
-        refresh: Callable[[nn.Module], Any] | None = None,
-        batch_size: int = 1000,
-        parts: int = 1,
-    ) -> None:
-        self.model, self.x, self.count = model, check_points(x, integers=True), 0
-        check_choice(precision, "precision", ("float32", "bfloat16"))
-        self.precision, self.refresh = precision, refresh
-        self.batch_size = check_count(batch_size, "batch_size")
-        values = evaluate_as_is(model, self.x[:2], precision, batch_size)
-        dtype = torch.promote_types(values.dtype, torch.float32)
-        self._mean = torch.zeros(len(self.x), *values.shape[1:], dtype=dtype, device=values.device)
-        n = len(self.x)
+        self, model: nn.Module, x: Points, *, precision: str = "float32",
+        refresh: Callable[[nn.Module], Any] | None = None, batch_size: int = 1000, parts: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(model, x, precision, refresh, batch_size)
+        first, n = self.evaluate(self.x[:2]), len(self.x)
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        self._mean = torch.zeros(n, *first.shape[1:], dtype=dtype, device=first.device)
         if check_count(parts, "parts") > n:
             raise ValueError(f"{n} points have no {parts} parts")
         self.parts = [slice(i * n // parts, (i + 1) * n // parts) for i in range(parts)]
 
     def record(self) -> None:
         """Take in the model's values at the points, or the next part of them, as it is now."""
-        if self.refresh is not None:
-            self.refresh(self.model)
         rounds, position = divmod(self.count, len(self.parts))
         part = self.parts[position]
-        values = evaluate_as_is(self.model, self.x[part], self.precision, self.batch_size)
-        self._mean[part].lerp_(_finite(values.to(self._mean), self.count + 1), 1 / (rounds + 1))
+        values = self.refreshed(self.x[part], self._mean.dtype)
+        self._mean[part].lerp_(values, 1 / (rounds + 1))
         self.count += 1
 
     def mean(self) -> Tensor:
@@ -245,19 +245,3 @@ class MeanRecorder:
             raise ValueError(f"a mean of {int(state['parts'])} parts, not {len(self.parts)}")
         self._mean.copy_(state["mean"])
         self.count = int(state["count"])
-
-
-@torch.no_grad()
-def evaluate_as_is(model: nn.Module, x: Points, precision: str, batch_size: int) -> Tensor:
-    """Values of a model in eval mode, which is left in the modes it was in."""
-    half = precision == "bfloat16"
-    with kept_modes(model), torch.autocast(x.device.type, torch.bfloat16, enabled=half):
-        model.eval()
-        return torch.cat([model(part) for part in x.split(batch_size)])
-
-
-def _finite(values: Tensor, number: int) -> Tensor:
-    if not bool(values.isfinite().all()):
-        kind = str(values.dtype).removeprefix("torch.")
-        raise ValueError(f"function {number} has NaN, or values that {kind} cannot hold")
-    return values

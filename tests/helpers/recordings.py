@@ -7,8 +7,8 @@ from torch import nn
 from truth import points
 
 from neuralef.networks import ResNet
-from neuralef.trajectory.moments import WeightMoments
 from neuralef.trajectory.recorder import TrajectoryRecorder
+from neuralef.trajectory.weights import WeightMoments
 
 
 def network(seed=0, norm=True, dtype=torch.float64):

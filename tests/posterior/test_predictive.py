@@ -9,9 +9,9 @@ from truth import points
 
 import neuralef as nef
 from neuralef.laplace import LinearizedLaplace
-from neuralef.laplace.weights import NUMBERS_AT_ONCE
 from neuralef.posterior.predictive import (
     METHODS,
+    NUMBERS_AT_ONCE,
     laplace_bridge,
     pairwise,
     probabilities,

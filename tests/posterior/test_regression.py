@@ -13,10 +13,9 @@ import neuralef as nef
 from neuralef.networks import ActivationHead
 from neuralef.points import PointDict
 from neuralef.posterior.regression import learn_mean
-from neuralef.trajectory.moments import WeightMoments, refresh_statistics
 from neuralef.trajectory.posterior import TrajectoryPosterior
 from neuralef.trajectory.recorder import MeanRecorder
-from neuralef.trajectory.swag import SWA
+from neuralef.trajectory.weights import SWA, WeightMoments, refresh_statistics
 
 
 def line(n=40, seed=0):

@@ -15,7 +15,7 @@ from neuralef.serialization.files import read_tensors, write_tensors
 from neuralef.sketching import even_normals
 from neuralef.trajectory.posterior import TRAJECTORY, TrajectoryPosterior, expected
 from neuralef.trajectory.recorder import TrajectoryRecorder
-from neuralef.trajectory.swag import SWA
+from neuralef.trajectory.weights import SWA
 
 
 def test_linear_models_have_the_closed_form():

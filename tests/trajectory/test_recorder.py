@@ -11,9 +11,8 @@ from torch import nn
 from truth import points
 
 from neuralef.serialization.files import read_tensors, write_tensors
-from neuralef.trajectory.moments import refresh_statistics
 from neuralef.trajectory.recorder import MeanRecorder, TrajectoryRecorder
-from neuralef.trajectory.swag import SWA, SWAG
+from neuralef.trajectory.weights import SWA, SWAG, refresh_statistics
 
 KIND = "neuralef test 1"
 

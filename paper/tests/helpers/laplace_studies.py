@@ -11,7 +11,7 @@ from rich.console import Console
 from studies import blobs
 
 from neuralef.networks import ResNet
-from neuralef.posterior import tuning
+from neuralef.posterior import fitting
 from neuralef.report import write_figure
 from neuralef.solvers import NeuralEF
 from paper import cases, laplace, tables
@@ -96,7 +96,7 @@ def tiny(patch, kind, read=blobs):
     patch.setattr(cases, "read_images", read)
     patch.setattr(laplace, "write_figure", write_plain)
     patch.setattr(cases, "WIDTH", 2)
-    patch.setattr(tuning, "GRID", 5)
+    patch.setattr(fitting, "GRID", 5)
 
 
 def few(patch):

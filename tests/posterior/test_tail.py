@@ -12,8 +12,9 @@ from truth import points
 
 import neuralef as nef
 from neuralef.jacobian.tangent import Tangent
-from neuralef.laplace import LinearizedLaplace, saving, tail
+from neuralef.laplace import LinearizedLaplace, saving
 from neuralef.networks import activation_head as activations
+from neuralef.posterior import regression
 from neuralef.serialization.files import read_tensors, write_tensors
 
 N = 400
@@ -80,11 +81,12 @@ def test_the_model_runs_once_for_a_head_and_its_tail(monkeypatch):
 
 @pytest.mark.parametrize("samples", [16, 10_000])  # fewer than weights, or the Jacobian itself
 def test_features_that_were_made_tell_the_diagonal(samples, monkeypatch):
-    model, x, told, learn = mlp(), points(N), [], tail.LearntTail.learn
+    model, x, told, tail = mlp(), points(N), [], regression.LearntTail
+    learn = tail.learn
     seen = record(monkeypatch, Tangent, "jacobian", len)
-    monkeypatch.setattr(tail, "STEPS", 5)
+    monkeypatch.setattr(regression, "STEPS", 5)
     monkeypatch.setattr(
-        tail.LearntTail, "learn", lambda s, x, d, *rest: told.append(d) or learn(s, x, d, *rest)
+        tail, "learn", lambda s, x, d, *rest: told.append(d) or learn(s, x, d, *rest)
     )
     solver = nef.NeuralEF(k=4, steps=5, batch_size=64, progress=False)
     settings = {"prior_variance": 1.0, "temperature": 1.0, "tail": "learnt", "samples": samples}
@@ -209,7 +211,7 @@ def test_regressions_and_single_outputs_have_it_too():
 
 
 def test_the_same_seed_gives_the_same_tail(monkeypatch):
-    monkeypatch.setattr(tail, "STEPS", 5)
+    monkeypatch.setattr(regression, "STEPS", 5)
     x, new = points(60), points(7, seed=1)
 
     def variances(seed):
@@ -228,7 +230,7 @@ def test_other_words_are_refused(given):
 
 @pytest.mark.parametrize("kind", [True, "learnt"])
 def test_a_tail_without_a_word_on_the_prior_warns(kind, monkeypatch):
-    monkeypatch.setattr(tail, "STEPS", 5)
+    monkeypatch.setattr(regression, "STEPS", 5)
     x, y = points(60), labels(60)
     solved = nef.Subspace(4).solve(nef.kernels.NTK(mlp()).gram(x))
 

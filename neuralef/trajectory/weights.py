@@ -1,4 +1,4 @@
-"""Posteriors of weights from the iterates of a training: their mean, or a Gaussian.
+"""The weights of a trajectory: their moments, and posteriors from them, a mean or a Gaussian.
 
 P. Izmailov et al., UAI 2018 (SWA); W. Maddox et al., NeurIPS 2019 (SWAG).
 """
@@ -13,17 +13,126 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from neuralef.checks import check_count, check_points, check_positive
 from neuralef.points import Points
 from neuralef.posterior.baselines import MAP
-from neuralef.posterior.likelihood import Gaussian
-from neuralef.posterior.predictive import to_probabilities
+from neuralef.posterior.features import outputs_of
+from neuralef.posterior.predictive import Gaussian, to_probabilities
 from neuralef.serialization import below, read_tensors, write_tensors
-from neuralef.trajectory.moments import WeightMoments, put_weights, refresh_statistics
+from neuralef.training import joined
 
 AVERAGE, GAUSSIAN = "swa", "swag"
 SETTINGS = ("draws", "diagonal", "rank", "scale", "seed")  # of SWAG
+
+
+class WeightMoments:
+    """The running mean, variance and last deviations of a model's weights.
+
+    >>> model = nn.Linear(1, 1)
+    >>> moments = WeightMoments(model, rank=2)
+    >>> moments.update(model)
+    >>> moments.count
+    1
+    """
+
+    def __init__(self, model: nn.Module, rank: int = 20) -> None:
+        self.average = AveragedModel(model)
+        self.rank, self.count = rank, 0
+        weights = weights_of(model)
+        if weights.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"a mean in {weights.dtype} loses its digits: use a float32 model")
+        self.variance = torch.zeros_like(weights, dtype=torch.float64)
+        self.deviations = weights.new_zeros(rank, len(weights))
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the weights, (p,)."""
+        return weights_of(self.average.module)
+
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights of a model."""
+        weights, before = weights_of(model), self.mean
+        self.average.update_parameters(model)
+        # Welford's update: E θ² − (E θ)² would leave nothing but rounding of it
+        before = before if self.count else self.mean
+        product = (weights - before).double() * (weights - self.mean).double()
+        self.variance.lerp_(product, 1 / (self.count + 1))
+        self.deviations = self.deviations.roll(-1, 0)
+        self.deviations[-1] = weights - self.mean
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The moments, for a checkpoint."""
+        average = {f"average.{name}": t.clone() for name, t in self.average.state_dict().items()}
+        return {
+            "variance": self.variance.clone(), "deviations": self.deviations.clone(),
+            "count": torch.tensor(self.count), **average,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self.average.load_state_dict(below("average.", state))
+        self.variance.copy_(state["variance"])
+        self.deviations.copy_(state["deviations"])
+        self.count = int(state["count"])
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """All parameters in one vector (p,), whatever their memory format."""
+    return torch.cat([value.detach().reshape(-1) for value in model.parameters()])
+
+
+def put_weights(model: nn.Module, weights: Tensor) -> None:
+    """The opposite of `weights_of`, in place."""
+    values = list(model.parameters())
+    parts = weights.split([value.numel() for value in values])
+    with torch.no_grad():
+        for value, part in zip(values, parts, strict=True):
+            value.copy_(part.view(value.shape))
+
+
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Every part of the model is afterwards in the mode, training or not, that it was in."""
+    modes = [part.training for part in model.modules()]
+    try:
+        yield
+    finally:
+        for part, mode in zip(model.modules(), modes, strict=True):
+            part.training = mode
+
+
+@torch.no_grad()
+def refresh_statistics(model: nn.Module, x: Points, batch_size: int = 1024) -> nn.Module:
+    """Estimate the statistics of every batch norm anew, frozen ones too, in place.
+
+    They are means over nearly equal parts of the points, of at most `batch_size`; all other layers
+    are in eval mode meanwhile, and the model is left in the modes that it was in.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(1)).eval()
+    >>> refresh_statistics(model, torch.full((8, 1), 3.0))[0].running_mean
+    tensor([3.])
+    """
+    x = check_points(x, integers=True)
+    kind = nn.modules.batchnorm._BatchNorm
+    norms = [m for m in model.modules() if isinstance(m, kind) and m.running_mean is not None]
+    momenta = [norm.momentum for norm in norms]
+    parts = -(-len(x) // check_count(batch_size, "batch_size"))
+    with kept_modes(model):
+        model.eval()
+        for norm in norms:
+            norm.train()
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all parts
+        try:
+            for part in x.split(-(-len(x) // parts)) if norms else ():
+                model(part)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+    return model
 
 
 class SWA(MAP):
@@ -42,11 +151,6 @@ class SWA(MAP):
         _check_moments(moments, 1)
         model = copy.deepcopy(moments.average.module)
         return cls(refresh_statistics(model, x).eval())
-
-    def predict(self, x: Points) -> Gaussian:
-        """The outputs, which are certain of themselves."""
-        mean = self.outputs(x)
-        return Gaussian(mean, torch.diag_embed(torch.zeros_like(mean)))
 
     def save(self, path: str | Path) -> None:
         """Write the weights into a safetensors file."""
@@ -77,16 +181,9 @@ class SWAG:
     """
 
     def __init__(
-        self,
-        moments: WeightMoments,
-        x: Points | None,
-        draws: int = 30,
-        *,
-        diagonal: bool = True,
-        rank: bool = True,
-        scale: float = 1.0,
-        seed: int = 0,
-    ) -> None:
+        self, moments: WeightMoments, x: Points | None, draws: int = 30, *, diagonal: bool = True,
+        rank: bool = True, scale: float = 1.0, seed: int = 0,
+    ) -> None:  # fmt: skip
         _check_moments(moments, 2)
         if not (diagonal or rank):
             raise ValueError("SWAG needs its diagonal, its deviations, or both")
@@ -123,12 +220,12 @@ class SWAG:
     @torch.no_grad()
     def sample(self, x: Points) -> Tensor:
         """The outputs of every draw, (draws, n, c)."""
-        x, found = check_points(x, integers=True), []
+        found = []
         for weights, buffers in zip(self._weights(), self.buffers, strict=True):
             put_weights(self.model, weights)
             for value, kept in zip(self.model.buffers(), buffers, strict=True):
                 value.copy_(kept)
-            found.append(MAP(self.model).outputs(x))
+            found.append(outputs_of(self.model, x))
         return torch.stack(found)
 
     def predict_proba(self, x: Points) -> Tensor:
@@ -143,7 +240,7 @@ class SWAG:
 
     def save(self, path: str | Path) -> None:
         """Write the moments and the batch statistics of the draws into a safetensors file."""
-        tensors = {f"moments.{name}": t for name, t in self.moments.state_dict().items()}
+        tensors = joined({"moments": self.moments})
         for number, buffers in enumerate(self.buffers):
             tensors |= {f"buffers.{number}.{i}": value for i, value in enumerate(buffers)}
         header = {name: getattr(self, name) for name in SETTINGS}
@@ -157,10 +254,8 @@ class SWAG:
         with _fitting(path):
             moments.load_state_dict(below("moments.", tensors))
         found = cls(moments, None, **{name: header[name] for name in SETTINGS})
-        count = len(list(model.buffers()))
-        for number in range(found.draws):
-            kept = [tensors[f"buffers.{number}.{i}"] for i in range(count)]
-            found.buffers.append(kept)
+        each = range(len(list(model.buffers())))
+        found.buffers = [[tensors[f"buffers.{n}.{i}"] for i in each] for n in range(found.draws)]
         return found
 
 
