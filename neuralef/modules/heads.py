@@ -77,8 +77,8 @@ class L2BatchNorm(nn.Module):
         self, k: int, outputs: int = 1, independent: bool = False, momentum: float = 0.1
     ) -> None:
         super().__init__()
-        self.k = check_count(k, "k")
-        self.outputs, self.independent, self.momentum = outputs, independent, momentum
+        self.k, self.momentum = check_count(k, "k"), momentum
+        self.outputs, self.independent = outputs, independent
         self.mean_square = nn.Buffer(torch.ones((outputs, k) if independent else (k,)))
         self.batches = nn.Buffer(torch.tensor(0))
 

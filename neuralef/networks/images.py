@@ -133,9 +133,9 @@ class _Block(nn.Module):
 class ResNet(nn.Module):
     """A classifier of depth 6m + 2: three stages of m blocks, of width, 2·width and 4·width.
 
-    (n, channels, height, width) ↦ logits (n, outputs). A `stack` above 1 makes as many networks
-    side by side, by grouped convolutions, with logits (n, stack, outputs). Parameters have the
-    names of chenyaofo/pytorch-cifar-models, so that its CIFAR-10 checkpoints can be loaded.
+    Images ↦ logits (n, outputs), or (n, stack, outputs) of a `stack` of networks side by side, by
+    grouped convolutions. Parameters have the names of chenyaofo/pytorch-cifar-models, so that its
+    CIFAR-10 checkpoints can be loaded.
 
     >>> ResNet(depth=20, seed=0)(torch.randn(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -201,10 +201,10 @@ def _shared_out(value: Tensor, shape: torch.Size, generator: torch.Generator | N
     """A layer's tensor with rows copied, and each column shared out among its copies."""
     if value.ndim == 0:
         return value
-    value = value.repeat_interleave(shape[0] // value.shape[0], 0)
-    copies = shape[1] // value.shape[1] if value.ndim > 1 else 1
-    if copies == 1:
+    value = value.repeat_interleave(shape[0] // len(value), 0)
+    if value.shape == shape:
         return value
+    copies = shape[1] // value.shape[1]
     shared = value.unsqueeze(2).expand(-1, -1, copies, *value.shape[2:]) / copies
     # Weights that differ by noise of mean zero; they vary as those of a network of this width do.
     noise = torch.randn(shared.shape, generator=generator).to(value)

@@ -106,9 +106,9 @@ class _MLPFunctions(HeadFunctions):
 class StackedMLP(_MLPFunctions):
     """k MLPs with weights of their own; activations are "sincos", "relu", "gelu" and "erf".
 
-    The paper's mixture of sin and cos starts with frequencies spread evenly in scale from 1, its
-    own start, to `bandwidth`, so that functions that oscillate a lot are in reach. `depth` counts
-    the linear layers. (n, inputs) ↦ (n, k), or (n, c, k).
+    `depth` counts the linear layers. The paper's mixture of sin and cos starts with frequencies
+    spread evenly in scale from 1 to `bandwidth`, which is 1 in the paper: functions that oscillate
+    a lot are in reach. (n, inputs) ↦ (n, k), or (n, c, k).
 
     >>> StackedMLP(inputs=2, k=10, seed=0)(torch.randn(64, 2)).shape
     torch.Size([64, 10])

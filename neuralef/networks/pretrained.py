@@ -54,13 +54,13 @@ class Pretrained(HeadFunctions):
 
 
 def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
-    layers = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    if not layers:
-        raise ValueError(
-            f"{type(model).__name__} has no nn.Linear whose place the heads could take: add one, "
-            "nn.Sequential(model, nn.Linear(features, 1)), or pass a network of your own to solve"
-        )
-    return layers[-1]
+    for name, part in reversed(list(model.named_modules())):
+        if isinstance(part, nn.Linear):
+            return name, part
+    raise ValueError(
+        f"{type(model).__name__} has no nn.Linear whose place the heads could take: add one, "
+        "nn.Sequential(model, nn.Linear(features, 1)), or pass a network of your own to solve"
+    )
 
 
 def _with_heads(model: nn.Module, seed: int | None, heads: int, stack: int) -> nn.Module:
