@@ -153,11 +153,7 @@ def eigenfunctions(
     model: nn.Module, folded: nn.Module, kernel: NTK, x: Points, solver: Solver | Spectrum | None,
     network: nn.Module | None, samples: int, seed: int,
 ) -> tuple[Spectrum, Tensor | None]:  # fmt: skip
-    """Those of a model's tangent kernel on the points x, as the solver finds them.
-
-    `kernel` is that of the model with folded batch norms. Its diagonal comes with them, where
-    features that were made tell it.
-    """
+    """Those of the tangent kernel on the points x; its diagonal, where features made tell it."""
     layout = kernel.layout(x)
     if isinstance(solver, Spectrum):
         if solver.layout != layout:
