@@ -108,5 +108,6 @@ class TemperatureScaling(MAP):
         def loss(softmax_temperature: float) -> float:
             return nll(to_probabilities(outputs / softmax_temperature), y)
 
-        self.softmax_temperature_ = minimise(loss, {"softmax_temperature": None}).popitem()[1]
+        found = minimise(loss, {"softmax_temperature": None})
+        self.softmax_temperature_ = found["softmax_temperature"]
         return self

@@ -66,20 +66,18 @@ def collect(
 def _split(batch: Any, name: str) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         rest = dict(batch)
-        found = next((key for key in LABELS if key in rest), None)
-        if found is None:
+        found = [key for key in LABELS if key in rest]
+        if not found:
             raise ValueError(
                 f"{name} yields dicts without targets: expected one of {', '.join(LABELS)}, got "
                 f"{', '.join(map(str, rest))}"
             )
-        y = rest.pop(found)
+        y = rest.pop(found[0])
         return (rest["x"] if set(rest) == {"x"} else rest), y
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        parts = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-        raise TypeError(
-            f"{name} must yield pairs (x, y) or dicts, got {type(batch).__name__}{parts}"
-        )
-    return batch[0], batch[1]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    came = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+    raise TypeError(f"{name} must yield pairs (x, y) or dicts, got {came}")
 
 
 def _mark(parts: Iterable[Any]) -> tuple[float, int]:

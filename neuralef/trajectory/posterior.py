@@ -65,9 +65,9 @@ class TrajectoryPosterior:
     def outputs(self, x: Points) -> tuple[Tensor, Tensor]:
         """f̄(x), (n, c), and Ψ̃(x), (n, c, k)."""
         mean, features = self.features(x)
-        if features.shape[:2] != mean.shape:
-            outputs = mean.shape[1], features.shape[1]
-            raise ValueError("the mean has {} outputs, the spectrum {}".format(*outputs))
+        outputs, others = mean.shape[1], features.shape[1]
+        if outputs != others:
+            raise ValueError(f"the mean has {outputs} outputs, the spectrum {others}")
         return mean, features
 
     def sample(self, x: Points, draws: int | None = None) -> Tensor:
