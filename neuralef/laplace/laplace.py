@@ -227,10 +227,7 @@ class LinearizedLaplace:
         return WeightPosterior(self._fitted().curvature, **chosen, noise=noise, seed=seed)
 
     def outputs(self, x: Points) -> Outputs:
-        """What the posterior has to know of points: all that calls the model and the network.
-
-        Hyper-parameters can be tried on it at will, by `tune_on` and `probabilities`.
-        """
+        """What `tune_on` and `probabilities` take: all that calls the model and the network."""
         with silence(self._quiet):
             logits, features = self._fitted().features(x)
             tails = remainder(self.kernel, x, features) if self.tail is True else None
@@ -284,8 +281,8 @@ class LinearizedLaplace:
     ) -> LinearizedLaplace:
         """The paper's settings: ten functions of its own objective, σ₀² = 80, τ = 400.
 
-        Its weight decay stands for σ₀² = 0.2, its noise is multiplied by 20: the same posterior. To
-        the letter `network` is a `StackedResNet`; by default it is a head on the model, as ever.
+        Its weight decay stands for σ₀² = 0.2, its noise is multiplied by 20: the same posterior.
+        Exactly as published `network` is a `StackedResNet`, by default a head on the model.
         """
         regression = likelihood == "regression"
         return cls(

@@ -71,10 +71,9 @@ class MAP:
 
         The covariance between points is not at hand: a draw has the same normals at all of them.
         """
-        check_count(seed, "seed", least=0)
         found, draws = self.predict(x), check_count(draws, "draws")
-        outputs = found.mean.shape[1]
-        return found.mean + found.moves(normals(draws, outputs, seed, found.mean.device))
+        shape = draws, found.mean.shape[1], check_count(seed, "seed", least=0)
+        return found.mean + found.moves(normals(*shape, found.mean.device))
 
     def predict_proba(self, x: Points) -> Tensor:
         """Class probabilities (n, c), or (n, 2) of a model with one logit."""

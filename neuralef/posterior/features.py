@@ -40,9 +40,9 @@ class Features:
         self.model, self.spectrum = model, spectrum
         self.fingerprint, self._seen = fingerprint(model), _versions(model)
         self.head: ActivationHead | None = None
-        if type(spectrum.network) is ActivationHead:  # a subclass may do more than read and map
-            same = fingerprint(spectrum.network.activations.model) == self.fingerprint
-            self.head = spectrum.network if same else None
+        head = spectrum.network  # of which a subclass may do more than read and map
+        if type(head) is ActivationHead and fingerprint(head.activations.model) == self.fingerprint:
+            self.head = head
 
     def activations(self, example: Points) -> Activations:
         """Those that a head reads, or of the model by themselves."""
@@ -64,22 +64,20 @@ class Features:
         self.check_unchanged()
         x = move(check_points(x, integers=True), next(self.model.parameters()).device)
         check_alike(x, self.spectrum.point, ("x", "the data of this posterior"))
-        reader = self.tail or self.head
         with torch.no_grad():
-            if reader is None:
-                return outputs_of(self.model, x), self.scaled(self.spectrum(x))
-            parts = [self._by(reader.activations, part) for part in x.split(points_at_once(x))]
+            parts = [self._of_one_pass(part) for part in x.split(points_at_once(x))]
             out, features = (torch.cat(column) for column in zip(*parts, strict=True))
             return _finite(out), features
 
-    def _by(self, activations: Activations, x: Points) -> tuple[Tensor, Tensor]:
-        """By one pass of the model, unless the functions have another network."""
-        out, seen = activations.both(x)
-        head, spectrum = self.head, self.spectrum
-        features = self.scaled(spectrum(x) if head is None else spectrum.rotate(head.head(seen)))
-        if self.tail is not None:
-            features = torch.cat([features, torch.diag_embed(self.tail(seen))], dim=-1)
-        return out, features
+    def _of_one_pass(self, x: Points) -> tuple[Tensor, Tensor]:
+        """Of the model, that is: functions that are no head on it have a network of their own."""
+        reader, head, tail = self.tail or self.head, self.head, self.tail
+        if reader is None:
+            return self.model(x), self.scaled(self.spectrum(x))
+        out, seen = reader.activations.both(x)
+        psi = self.spectrum(x) if head is None else self.spectrum.rotate(head.head(seen))
+        more = [] if tail is None else [tail(seen).diag_embed()]
+        return out, torch.cat([self.scaled(psi), *more], dim=-1)
 
     @torch.no_grad()
     def information(
@@ -130,13 +128,10 @@ def _finite(outputs: Tensor) -> Tensor:
 
 
 def _versions(model: nn.Module) -> tuple[list[tuple[int, int]], float]:
-    """What changes when weights are changed, found at hardly any cost.
-
-    Changes through `.data` leave addresses and versions as they are, but not the norm.
-    """
+    """What changes when weights are changed, through `.data` the norm alone: found at once."""
     tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
-    numbers = [t for t in tensors if t.is_floating_point()]
-    return [(t.data_ptr(), t._version) for t in tensors], float(get_total_norm(numbers))
+    norm = get_total_norm([t for t in tensors if t.is_floating_point()])
+    return [(t.data_ptr(), t._version) for t in tensors], float(norm)
 
 
 def remainder(kernel: NTK, x: Points, features: Tensor) -> Tensor:
@@ -153,11 +148,7 @@ def eigenfunctions(
     model: nn.Module, folded: nn.Module, kernel: NTK, x: Points, solver: Solver | Spectrum | None,
     network: nn.Module | None, samples: int, seed: int,
 ) -> tuple[Spectrum, Tensor | None]:  # fmt: skip
-    """Those of a model's tangent kernel on the points x, as the solver finds them.
-
-    `kernel` is that of the model with folded batch norms. Its diagonal comes with them, where
-    features that were made tell it.
-    """
+    """Those of the tangent kernel on the points x; its diagonal, where features made tell it."""
     layout = kernel.layout(x)
     if isinstance(solver, Spectrum):
         if solver.layout != layout:

@@ -57,9 +57,8 @@ def collect(
     (first, number), (second, others) = _mark(batches), _mark(again)
     if others != number or not math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-8):
         raise ValueError(
-            f"{name} yields {number} points at first and {others}, or others, in its second pass: "
-            "turn augmentation off, and drop_last, and pass a DataLoader or a list rather than a "
-            "generator"
+            f"{name} yields {number} points, in its second pass {others}, or other ones: turn "
+            "augmentation off, and drop_last, and pass a DataLoader or a list, no generator"
         )
     return move(x, device), y.to(device)
 
@@ -67,20 +66,18 @@ def collect(
 def _split(batch: Any, name: str) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         rest = dict(batch)
-        found = next((key for key in LABELS if key in rest), None)
-        if found is None:
+        found = [key for key in LABELS if key in rest]
+        if not found:
             raise ValueError(
                 f"{name} yields dicts without targets: expected one of {', '.join(LABELS)}, got "
                 f"{', '.join(map(str, rest))}"
             )
-        y = rest.pop(found)
+        y = rest.pop(found[0])
         return (rest["x"] if set(rest) == {"x"} else rest), y
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        parts = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-        raise TypeError(
-            f"{name} must yield pairs (x, y) or dicts, got {type(batch).__name__}{parts}"
-        )
-    return batch[0], batch[1]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    came = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+    raise TypeError(f"{name} must yield pairs (x, y) or dicts, got {came}")
 
 
 def _mark(parts: Iterable[Any]) -> tuple[float, int]:
@@ -144,10 +141,7 @@ def curvature_product(logits: Tensor, features: Tensor) -> Tensor:
 
 
 def predictive_for(classes: int) -> str:
-    """The way to probabilities unless another is asked for.
-
-    Pairs are too unsure where there are many of them, and cost the square of the classes.
-    """
+    """The method unless another is asked for: pairs of many classes are too unsure, and slow."""
     return "pairwise" if classes <= FEW_CLASSES else "mc"
 
 
@@ -175,8 +169,8 @@ def tempering(temperature: float, count: int) -> float:
     """What a temperature τ adds to the mean loss of `count` points: |log τ| to their sum.
 
     Held-out points hardly tell a large τ from an infinite one, with which the posterior is the
-    prior and it no longer matters where the data were. So every factor e away from Bayes' rule,
-    τ = 1, has to be worth a unit of their log-likelihood.
+    prior. So every factor e away from Bayes' rule, τ = 1, has to be worth a unit of their
+    log-likelihood.
 
     >>> round(tempering(math.e**2, count=100), 6)
     0.02

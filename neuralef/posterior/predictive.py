@@ -51,10 +51,9 @@ def normals(draws: int, size: int, seed: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a posterior has to know of n points, whatever its hyper-parameters are.
+    """What a posterior has to know of n points, indexed and counted like them.
 
-    The model's outputs (n, c), Ψ̃ in the basis of H (n, c, k), and with a tail κ(x, x) − Ψ̃Ψ̃ᵀ
-    (n, c, c). They are indexed and counted like points.
+    The model's outputs (n, c), Ψ̃ in the basis of H (n, c, k), with a tail κ − Ψ̃Ψ̃ᵀ (n, c, c).
     """
 
     mean: Tensor
@@ -70,10 +69,7 @@ class Outputs:
 
     @property
     def directions(self) -> int:
-        """How many random numbers make a draw: k, or c of each point by itself with a tail.
-
-        The covariance of a tail between points is not at hand.
-        """
+        """How many numbers make a draw: k; c with a tail, unknown between points."""
         return self.features.shape[2 if self.tails is None else 1]
 
 
@@ -163,8 +159,7 @@ def pairwise(mean: Tensor, covariance: Tensor) -> Tensor:
     """1/Σ_j exp(−(m_i − m_j)/√(1 + πv_ij/8)), v_ij the variance of f_i − f_j, scaled to sum to 1.
 
     After J. Daunizeau, arXiv 1703.00091: 1/softmax_i − 1 is the sum of the 1/σ(f_i − f_j) − 1 of
-    all pairs, in which the mean of σ stands for it, σ(m/√(1 + πv/8)) (MacKay 1992). It errs to the
-    unsure side, the more so the more classes there are.
+    all pairs, in which the mean of σ stands for it, σ(m/√(1 + πv/8)) (MacKay 1992).
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     between = (variance[:, :, None] + variance[:, None, :] - 2 * covariance).clamp_min(0)

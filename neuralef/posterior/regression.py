@@ -1,7 +1,4 @@
-"""What networks learn: the mean of a trajectory's functions, the variance that k functions leave.
-
-The mean of m iterates takes m passes, κ(x, x) the Jacobian at x. What was learnt takes but one.
-"""
+"""What takes many passes, learnt by a network: a trajectory's mean, the variance of a kernel."""
 
 from __future__ import annotations
 
@@ -48,10 +45,10 @@ def learn_mean(
     >>> torch.allclose(taught(x), model(x) + 1, atol=1e-3)
     True
     """
-    check_choice(loss, "loss", tuple(LOSSES))
-    x, values = _checked(model, x, values, loss)
+    check_choice(loss, "loss", ("squares", "softmax"))
     check_choice(precision, "precision", ("float32", "bfloat16"))
     check_count(batch_size, "batch_size")
+    x, values = _checked(model, x, values, loss)
     # in eval mode, since statistics of a batch of augmented points are not those it has at test
     taught = copy.deepcopy(model).eval()
     weights = [value for value in taught.parameters() if value.requires_grad]
@@ -100,8 +97,9 @@ def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Po
         raise ValueError("x must not require gradients: the points are not what is taught")
     check_finite(values, "values")
     if values.ndim not in (1, 2) or len(values) != len(x):
-        came = tuple(values.shape)
-        raise ValueError(f"values must be (n,) or (n, c) for {len(x)} points, got {came}")
+        raise ValueError(
+            f"values must be (n,) or (n, c) for {len(x)} points, got {tuple(values.shape)}"
+        )
     if loss == "softmax" and (values.ndim == 1 or values.shape[1] == 1):
         raise ValueError("a softmax of one output is always 1: use loss='squares'")
     return x, values
@@ -115,24 +113,16 @@ def _rate(done: int, steps: int) -> float:
     return (1 + math.cos(math.pi * (done - rising) / (steps - rising + 1))) / 2
 
 
-def _divergence(outputs: Tensor, values: Tensor) -> Tensor:
-    """KL(softmax(values) | softmax(outputs)), the mean over points."""
-    outputs, values = outputs.log_softmax(1), values.log_softmax(1)
-    return nn.functional.kl_div(outputs, values, reduction="batchmean", log_target=True)
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "squares": nn.functional.mse_loss,
-    "softmax": _divergence,
-}
-
-
 def _loss(name: str, outputs: Tensor, values: Tensor) -> Tensor:
     if outputs.shape != values.shape:
         came, wanted = tuple(values.shape[1:]), tuple(outputs.shape[1:])
         raise ValueError(f"a point has outputs {wanted} of the model, but values {came}")
     dtype = torch.promote_types(outputs.dtype, torch.float32)
-    return LOSSES[name](outputs.to(dtype), values.to(dtype))
+    outputs, values = outputs.to(dtype), values.to(dtype)
+    if name == "squares":
+        return nn.functional.mse_loss(outputs, values)
+    outputs, values = outputs.log_softmax(1), values.log_softmax(1)
+    return nn.functional.kl_div(outputs, values, reduction="batchmean", log_target=True)
 
 
 class LearntTail(nn.Module):
@@ -159,8 +149,7 @@ class LearntTail(nn.Module):
 
     def forward(self, seen: Tensor) -> Tensor:
         """In float64."""
-        within = self.head(seen).double().clamp(*self.range)
-        return ((within + self.level) / 2).exp()
+        return ((self.head(seen).double().clamp(*self.range) + self.level) / 2).exp()
 
     def learn(self, x: Points, diagonal: Tensor, share: float, seed: int) -> LearntTail:
         """Teach it κ(x, x) at the training points, (n,) or (n, c), or estimates; `share` is ρ."""
@@ -170,14 +159,13 @@ class LearntTail(nn.Module):
                 "nothing: refine=True gives eigenvalues that are not too large"
             )
         some = self.activations.few_enough(x)
-        seen = self.activations.of_many(x[some])
         diagonal = diagonal.double().reshape(len(x), -1)[some]
         # an output that no weight moves, as a masked class has it, has no logarithm
         floor = (LEAST * diagonal.mean(0)).clamp_min(torch.finfo(torch.float32).tiny)
         logarithm = torch.maximum(diagonal, floor).log()
-        level = logarithm.mean(0)
+        seen, level = self.activations.of_many(x[some]), logarithm.mean(0)
         values = logarithm - level
-        self.range.copy_(torch.stack([values.amin(0), values.amax(0)]))
+        self.range.copy_(torch.stack(values.aminmax(dim=0)))
         self.head.standardize(seen)
         epochs = min(EPOCHS, max(1, round(STEPS / -(-len(seen) // BATCH))))
         self.head = learn_mean(

@@ -5,6 +5,7 @@ Z. Deng, J. Shi and J. Zhu, ICML 2022, appendix C.3.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,10 +29,9 @@ class TrajectoryPosterior:
     """f(x) ~ N(f̄(x), Ψ̃(x)Ψ̃(x)ᵀ): functions that vary as those of a trajectory do.
 
     `mean` is the model of f̄, such as `SWA.of(…).model`; `spectrum` has the top pairs of the kernel
-    of the trajectory, for each output by itself or for all together, Ψ̃ = √μ ψ. What it keeps does
-    not grow with the number of iterates. If the functions are an `ActivationHead` on the mean, one
-    pass gives both. With `tail` each output has, at every point by itself, the variance too that
-    all other functions of the kernel have on average.
+    of the trajectory, for each output by itself or for all together, Ψ̃ = √μ ψ. If the functions
+    are an `ActivationHead` on the mean, one pass gives both. With `tail` each output has, at every
+    point by itself, the variance too that all other functions of the kernel have on average.
 
     >>> from neuralef import NeuralEF
     >>> from neuralef.trajectory import TrajectoryRecorder
@@ -52,20 +52,22 @@ class TrajectoryPosterior:
         check_model(mean)
         self.features, self.spectrum, self.tail = Features(mean, spectrum), spectrum, bool(tail)
         self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
-        self._left: Tensor | None = None  # the variance (c,) of all other functions, on average
-        if tail:
-            left = (spectrum.mean_diagonal - spectrum.eigenvalues.sum(-1)).clamp_min(0)
-            # of a joint kernel the trace is known, to which all outputs are taken to add alike
-            c = spectrum.outputs
-            self._left = left if spectrum.independent else (left / c).expand(c)
+
+    @property
+    def _left(self) -> Tensor | None:
+        """The variance of all other functions, (c,), on average over the points."""
+        spectrum, c = self.spectrum, self.spectrum.outputs
+        left = (spectrum.mean_diagonal - spectrum.eigenvalues.sum(-1)).clamp_min(0)
+        # of a joint kernel the trace is known, to which all outputs are taken to add alike
+        left = left if spectrum.independent else (left / c).expand(c)
+        return left if self.tail else None
 
     def outputs(self, x: Points) -> tuple[Tensor, Tensor]:
         """f̄(x), (n, c), and Ψ̃(x), (n, c, k)."""
         mean, features = self.features(x)
-        if features.shape[:2] != mean.shape:
-            raise ValueError(
-                f"the mean has {mean.shape[1]} outputs, the spectrum {features.shape[1]}"
-            )
+        outputs, others = mean.shape[1], features.shape[1]
+        if outputs != others:
+            raise ValueError(f"the mean has {outputs} outputs, the spectrum {others}")
         return mean, features
 
     def sample(self, x: Points, draws: int | None = None) -> Tensor:
@@ -73,20 +75,16 @@ class TrajectoryPosterior:
         mean, features = self.outputs(x)
         generator = torch.Generator().manual_seed(self.seed)
         count = self.draws if draws is None else check_count(draws, "draws")
+        normals = partial(torch.randn, dtype=torch.float64, generator=generator)
         own = features.shape[1:] if self.spectrum.independent else features.shape[2:]
-        normals = torch.randn(count, *own, dtype=torch.float64, generator=generator)
-        found = mean + moved(features, normals)
-        if self._left is None:
-            return found
-        normals = torch.randn(found.shape, dtype=torch.float64, generator=generator)
-        return found + self._left.sqrt() * normals.to(found)
+        found, left = mean + moved(features, normals(count, *own)), self._left
+        return found if left is None else found + left.sqrt() * normals(found.shape).to(found)
 
     def predict(self, x: Points) -> Gaussian:
         """The mean and the covariance between the outputs of each point."""
         mean, features = self.outputs(x)
-        covariance = features @ features.mT
-        if self.spectrum.independent:
-            covariance = torch.diag_embed(features.square().sum(2))
+        own = self.spectrum.independent
+        covariance = features.square().sum(2).diag_embed() if own else features @ features.mT
         if self._left is not None:
             covariance = covariance + self._left.diag()
         return Gaussian(mean, covariance)
@@ -96,10 +94,8 @@ class TrajectoryPosterior:
         x = check_points(x, integers=True)
         most = NUMBERS_AT_ONCE // (self.draws * self.spectrum.outputs)
         parts = map(self.outputs, x.split(max(1, min(points_at_once(x), most))))
-        own = self.spectrum.independent
-        return torch.cat(
-            [expected(*part, own, self.draws, self.seed, self._left) for part in parts]
-        )
+        own, draws, left = self.spectrum.independent, self.draws, self._left
+        return torch.cat([expected(*part, own, draws, self.seed, left) for part in parts])
 
     def save(self, path: str | Path) -> None:
         """Write the posterior, but for the model of its mean, into one safetensors file."""

@@ -50,10 +50,8 @@ class Recorder:
             self.refresh(self.model)
         values = self.evaluate(x).to(dtype)
         if not bool(values.isfinite().all()):
-            kind = str(dtype).removeprefix("torch.")
-            raise ValueError(
-                f"function {self.count + 1} has NaN, or values that {kind} cannot hold"
-            )
+            number, kind = self.count + 1, str(dtype).removeprefix("torch.")
+            raise ValueError(f"function {number} has NaN, or values that {kind} cannot hold")
         return values
 
 
@@ -61,11 +59,10 @@ class TrajectoryRecorder(Recorder):
     """The iterates of a training, as a kernel κ(x, x′) = E_m (f_m − f̄)(x) (f_m − f̄)(x′).
 
     Your loop calls `record()` for the model's values at the points x, and `collect()` for its
-    weights, as often as it likes. Values are kept where x is, or with `path` in a memory-mapped
-    file there, as the model gives them or as `dtype`; they are taken in eval mode, in bfloat16 with
-    `precision="bfloat16"`, after `refresh(model)` if that is given, such as a new estimate of batch
-    statistics. Of the weights the mean (SWA), the variance and the last `rank` deviations (SWAG)
-    are kept.
+    weights. Values are kept where x is, or in a memory-mapped file at `path`, as the model gives
+    them or as `dtype`; they are taken in eval mode, in bfloat16 if `precision` says so, after
+    `refresh(model)`, such as a new estimate of batch statistics. Of the weights the mean (SWA), the
+    variance and the last `rank` deviations (SWAG) are kept.
 
     >>> model, x = nn.Linear(2, 3), torch.randn(20, 2)
     >>> recorder = TrajectoryRecorder(model, x, capacity=4)
@@ -92,10 +89,10 @@ class TrajectoryRecorder(Recorder):
             raise ValueError(f"the model must give (n,) or (n, c), got {tuple(first.shape)}")
         own = torch.promote_types(first.dtype, torch.float32)
         shape, kept = (self.capacity, len(self.x), *first.shape[1:]), DTYPES.get(dtype or "", own)
-        self.values = (
-            torch.empty(shape, dtype=kept, device=self.x.device) if self.path is None
-            else self._mapped(self.path, shape, kept)
-        )  # fmt: skip
+        if self.path is None:
+            self.values = torch.empty(shape, dtype=kept, device=self.x.device)
+        else:
+            self.values = self._mapped(self.path, shape, kept)
         self.weights = WeightMoments(model, check_count(rank, "rank"))
 
     def _mapped(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -143,8 +140,7 @@ class TrajectoryRecorder(Recorder):
         `samples` takes so many of the recorded functions, evenly spread.
         """
         self._check_filled(2)
-        chosen = self.chosen(samples)
-        n = len(self.x)
+        chosen, n = self.chosen(samples), len(self.x)
         shape = (n, *self.values.shape[2:], len(chosen))
         phi = torch.empty(shape, dtype=self.values.dtype, device=self.x.device)
         size = max(1, 2**26 // (len(chosen) * self.values[0, 0].numel()))
@@ -152,10 +148,9 @@ class TrajectoryRecorder(Recorder):
             part = self.values[chosen.to(self.values.device), start : start + size]
             part = part.to(self.x.device, torch.promote_types(part.dtype, torch.float32))
             phi[start : start + size] = (part - part.mean(0)).movedim(0, -1)
-        independent = independent and phi.ndim == 3
-        if phi.ndim == 3 and phi.shape[1] == 1 and not independent:
+        if phi.shape[1:-1] == (1,) and not independent:
             phi = phi[:, 0]
-        return FeatureGram(self.x, phi, independent=independent)
+        return FeatureGram(self.x, phi, independent=independent and phi.ndim == 3)
 
     def chosen(self, samples: int | None = None) -> Tensor:
         """The numbers of so many recorded functions, evenly spread, or of all."""
@@ -167,14 +162,15 @@ class TrajectoryRecorder(Recorder):
 
     def _check_filled(self, least: int) -> None:
         if self.count < least:
-            raise ValueError(
-                f"{self.count} samples are recorded, at least {least} are needed: call record()"
-            )
+            needed = f"at least {least} are needed: call record()"
+            raise ValueError(f"{self.count} samples are recorded, {needed}")
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that a loop has to keep in its checkpoint; values in a file stay there."""
-        kept = {} if self.path is not None else {"values": self.values[: self.count].clone()}
-        return {"count": torch.tensor(self.count), **joined({"weights": self.weights}), **kept}
+        state = {"count": torch.tensor(self.count), **joined({"weights": self.weights})}
+        if self.path is None:
+            state["values"] = self.values[: self.count]
+        return {name: value.clone() for name, value in state.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint: what was recorded after it will be recorded again."""
@@ -235,9 +231,8 @@ class MeanRecorder(Recorder):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The mean so far."""
-        counts = {"count": self.count, "parts": len(self.parts)}
-        kept = {name: torch.tensor(value) for name, value in counts.items()}
-        return {**kept, "mean": self._mean.clone()}
+        count, parts = torch.tensor(self.count), torch.tensor(len(self.parts))
+        return {"count": count, "parts": parts, "mean": self._mean.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a checkpoint."""

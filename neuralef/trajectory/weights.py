@@ -27,7 +27,7 @@ AVERAGE, GAUSSIAN = "swa", "swag"
 SETTINGS = ("draws", "diagonal", "rank", "scale", "seed")  # of SWAG
 
 
-class WeightMoments:
+class WeightMoments(nn.Module):
     """The running mean, variance and last deviations of a model's weights.
 
     >>> model = nn.Linear(1, 1)
@@ -37,14 +37,22 @@ class WeightMoments:
     1
     """
 
+    variance: Tensor
+    deviations: Tensor
+
     def __init__(self, model: nn.Module, rank: int = 20) -> None:
-        self.average = AveragedModel(model)
-        self.rank, self.count = rank, 0
+        super().__init__()
+        self.average, self.rank = AveragedModel(model), rank
         weights = weights_of(model)
         if weights.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a mean in {weights.dtype} loses its digits: use a float32 model")
-        self.variance = torch.zeros_like(weights, dtype=torch.float64)
-        self.deviations = weights.new_zeros(rank, len(weights))
+        self.register_buffer("variance", torch.zeros_like(weights, dtype=torch.float64))
+        self.register_buffer("deviations", weights.new_zeros(rank, len(weights)))
+
+    @property
+    def count(self) -> int:
+        """How many weights were taken in."""
+        return int(self.average.n_averaged)
 
     @property
     def mean(self) -> Tensor:
@@ -53,30 +61,12 @@ class WeightMoments:
 
     def update(self, model: nn.Module) -> None:
         """Take in the weights of a model."""
-        weights, before = weights_of(model), self.mean
+        weights, before = weights_of(model), self.mean if self.count else weights_of(model)
         self.average.update_parameters(model)
+        gap = weights - self.mean
         # Welford's update: E θ² − (E θ)² would leave nothing but rounding of it
-        before = before if self.count else self.mean
-        product = (weights - before).double() * (weights - self.mean).double()
-        self.variance.lerp_(product, 1 / (self.count + 1))
-        self.deviations = self.deviations.roll(-1, 0)
-        self.deviations[-1] = weights - self.mean
-        self.count += 1
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The moments, for a checkpoint."""
-        average = {f"average.{name}": t.clone() for name, t in self.average.state_dict().items()}
-        return {
-            "variance": self.variance.clone(), "deviations": self.deviations.clone(),
-            "count": torch.tensor(self.count), **average,
-        }  # fmt: skip
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint."""
-        self.average.load_state_dict(below("average.", state))
-        self.variance.copy_(state["variance"])
-        self.deviations.copy_(state["deviations"])
-        self.count = int(state["count"])
+        self.variance.lerp_((weights - before).double() * gap.double(), 1 / self.count)
+        self.deviations = torch.cat([self.deviations[1:], gap[None]])
 
 
 def weights_of(model: nn.Module) -> Tensor:
@@ -160,8 +150,7 @@ class SWA(MAP):
     def load(cls, path: str | Path, model: nn.Module) -> SWA:
         """Read weights into a copy of a model of the same architecture."""
         model = copy.deepcopy(model)
-        with _fitting(path):
-            model.load_state_dict(read_tensors(Path(path), AVERAGE)[1])
+        _restore(model, read_tensors(Path(path), AVERAGE)[1], path)
         return cls(model.eval())
 
 
@@ -251,19 +240,16 @@ class SWAG:
         """Read a posterior of models of the same architecture."""
         header, tensors = read_tensors(Path(path), GAUSSIAN)
         moments = WeightMoments(model, len(tensors["moments.deviations"]))
-        with _fitting(path):
-            moments.load_state_dict(below("moments.", tensors))
+        _restore(moments, below("moments.", tensors), path)
         found = cls(moments, None, **{name: header[name] for name in SETTINGS})
         each = range(len(list(model.buffers())))
         found.buffers = [[tensors[f"buffers.{n}.{i}"] for i in each] for n in range(found.draws)]
         return found
 
 
-@contextmanager
-def _fitting(path: str | Path) -> Iterator[None]:
-    """Say which file does not fit a model."""
+def _restore(module: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
     try:
-        yield
+        module.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(f"{path} holds weights of another model: {error}") from error
 
