@@ -18,9 +18,8 @@ DIRECT_DIMENSIONS = 4
 
 
 class Positive:
-    """A positive hyper-parameter, kept as its logarithm so that training leaves it positive.
+    """A positive hyper-parameter, trained as its logarithm, the float64 parameter `log_<name>`.
 
-    The trainable parameter is `log_<name>`, in float64; reading `<name>` gives its exponential.
     `zero=True` also admits 0, which training then leaves at 0; `vector=True` also a vector.
     """
 
@@ -145,8 +144,7 @@ class Polynomial(VectorKernel):
 
     def diagonal(self, x: Tensor) -> Tensor:
         """(scale · ‖x‖² + bias)^degree."""
-        squares = x.flatten(1).square().sum(1)
-        return (self.scale.to(x) * squares + self.bias.to(x)) ** self.degree
+        return (self.scale.to(x) * x.flatten(1).square().sum(1) + self.bias.to(x)) ** self.degree
 
 
 @rebuildable
@@ -180,18 +178,13 @@ class Matern(_Stationary):
         self.nu = nu
 
     def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        # Differences, not products: √ of a rounded zero would leave 1e-3 on the diagonal in
-        # float32.
+        # differences: √ of the rounded zero of a product would leave 1e-3 on float32's diagonal
         mode = "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(self.scaled(x1), self.scaled(x2), compute_mode=mode)
         r = math.sqrt(2 * self.nu) * distance
         if self.nu == 0.5:
-            factor = torch.ones_like(r)
-        elif self.nu == 1.5:
-            factor = 1 + r
-        else:
-            factor = 1 + r + r.square() / 3
-        return factor * torch.exp(-r)
+            return torch.exp(-r)
+        return (1 + r + (r.square() / 3 if self.nu == 2.5 else 0)) * torch.exp(-r)
 
 
 @rebuildable

@@ -34,15 +34,14 @@ class NTK(SampledKernel):
 
     Without `samples` it is exact, and `gram(x)` a `JacobianGram`. With them it is the estimate
     J V Vᵀ J′ᵀ/s from a random V of s columns, the same for all points, and `gram(x)` a
-    `FeatureGram`. "sketch" takes a V with one sign in each row, so that J V is but sums of columns
-    of per-sample Jacobians; the others share a V of signs alone: "project" multiplies the Jacobians
-    by it, "jvp" takes a forward pass with a tangent for each column, "finite_difference" is the
-    paper's (f(θ + εv) − f(θ))/ε. Unless `method` says, it is what costs least, most often "sketch".
+    `FeatureGram`. "sketch" takes a V with one sign in each row, so that J V is but sums of columns;
+    the others share a V of signs alone: "project" multiplies Jacobians by it, "jvp" takes a forward
+    pass with a tangent for each column, "finite_difference" is the paper's (f(θ + εv) − f(θ))/ε.
+    Unless `method` says, it is what costs least, most often "sketch".
 
     Models give (n,), (n, 1) or (n, c): c outputs make a matrix-valued kernel. Only parameters that
     require gradients count. Points may be tensors, token ids or dicts, whatever the model takes.
-    Fold batch norms first, with `neuralef.fold_batch_norm`. The kernel keeps a copy of the model as
-    it is now.
+    Fold batch norms first, with `neuralef.fold_batch_norm`. The kernel keeps a copy of the model.
 
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
     >>> x = torch.randn(5, 3)
