@@ -13,8 +13,7 @@ from neuralef.checks import check_alike, check_count
 from neuralef.kernels.base import Kernel
 from neuralef.serialization import rebuildable
 
-# Up to this many dimensions, differences are formed one by one: cheaper than a product.
-DIRECT_DIMENSIONS = 4
+DIRECT_DIMENSIONS = 4  # up to so many, differences one by one are cheaper than a product
 
 
 class Positive:
@@ -93,12 +92,10 @@ class _Stationary(VectorKernel):
         self.lengthscale = lengthscale
 
     def scaled(self, x: Tensor) -> Tensor:
-        lengthscale = self.lengthscale.to(x)
-        if lengthscale.ndim == 1 and len(lengthscale) != x.shape[1]:
-            raise ValueError(
-                f"{len(lengthscale)} lengthscales for points of {x.shape[1]} dimensions"
-            )
-        return x / lengthscale
+        scale = self.lengthscale.to(x)
+        if scale.ndim == 1 and len(scale) != x.shape[1]:
+            raise ValueError(f"{len(scale)} lengthscales for points of {x.shape[1]} dimensions")
+        return x / scale
 
     def diagonal(self, x: Tensor) -> Tensor:
         return x.new_ones(len(x))
@@ -202,8 +199,7 @@ class Periodic(_Stationary):
         self.period = period
 
     def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        # 2 sin²(t/2) = 1 − cos t, and the cosine of a difference is a product of circles:
-        # κ is an RBF of points on circles, with no (n1, n2, d) array.
+        # 2 sin²(t/2) = 1 − cos t: κ is an RBF of points on circles, with no (n1, n2, d) array
         return torch.exp(squared_distance(self._circle(x1), self._circle(x2)) / -2)
 
     def _circle(self, x: Tensor) -> Tensor:

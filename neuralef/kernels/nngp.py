@@ -20,8 +20,7 @@ from neuralef.layout import Layout
 from neuralef.modules.stacked import evaluate_stack, is_plain
 from neuralef.points import Points, needs_gradient
 
-# Networks that are drawn together, from a seed of their own: another number would change all draws.
-DRAWN_AT_ONCE = 64
+DRAWN_AT_ONCE = 64  # networks from a seed of their own: another number would change all draws
 
 
 class NNGP(SampledKernel):
@@ -47,9 +46,7 @@ class NNGP(SampledKernel):
     ) -> None:  # fmt: skip
         super().__init__()
         if not callable(make_net) or isinstance(make_net, nn.Module):
-            raise TypeError(
-                "make_net must be a function that builds a network, such as lambda: nn.Linear(2, 1)"
-            )
+            raise TypeError("make_net must build a network, such as lambda: nn.Linear(2, 1)")
         self.make_net, self.samples = make_net, check_count(samples, "samples")
         self.seed = check_count(seed, "seed", least=0)
         if (weight_variance is None) != (bias_variance is None):
@@ -73,12 +70,10 @@ class NNGP(SampledKernel):
             raise ValueError(f"{type(net).__name__} has no parameters to draw")
         if any(isinstance(module, nn.RNNBase) for module in net.modules()):
             raise ValueError(
-                "other weights cannot be put into torch's recurrent layers: write the recurrence "
-                "with nn.LSTMCell, nn.GRUCell or nn.RNNCell"
+                "torch's recurrent layers take no other weights: use nn.LSTMCell and the like"
             )
-        net = net.eval().requires_grad_(False)
-        inspection.check_model(net)
-        return net
+        inspection.check_model(net.eval())
+        return net.requires_grad_(False)
 
     def layout(self, x: Points) -> Layout:
         """That of the networks' outputs, after a trial of one on the first of the points x."""
@@ -108,9 +103,8 @@ class NNGP(SampledKernel):
     def _with_bias(self, phi: Tensor, last: nn.Linear) -> Tensor:
         """Scale hidden units so that κ is their mean times σ_w², plus the variance of the bias."""
         s = phi.shape[1]
-        bias = self.bias_variance if last.bias is not None else 0.0
         scales = phi.new_full((s,), math.sqrt(self.weight_variance * s / (s - 1)))
-        scales[-1] = math.sqrt(bias * s)
+        scales[-1] = 0.0 if last.bias is None else math.sqrt(self.bias_variance * s)
         phi[:, -1] = 1.0
         return phi * scales if phi.requires_grad else phi.mul_(scales)
 
@@ -133,8 +127,7 @@ class NNGP(SampledKernel):
                 if hidden.ndim == 2 and torch.equal(made.flatten(), whole.flatten()):
                     return body, layer
         raise ValueError(
-            "marginalize needs a network that ends in an nn.Linear layer on vectors (n, units), "
-            "and this one does not"
+            "marginalize needs a network that ends in an nn.Linear layer on vectors (n, units)"
         )
 
     def _draws(self, x: Points) -> Iterator[Weights]:
@@ -173,9 +166,8 @@ class NNGP(SampledKernel):
         left = [n for n, value in parameters.items() if value.ndim > 1 and n not in normal]
         if left:
             raise ValueError(
-                f"the given variances do not say how to draw {', '.join(left)}, which is no weight "
-                "of a linear or convolutional layer: leave them out, and make_net's own "
-                "initialisation is the prior"
+                f"the given variances do not say how to draw {', '.join(left)}, of no linear or "
+                "convolutional layer: leave them out, and make_net's own start is the prior"
             )
         parameters |= self.net.named_buffers()
         return {n: normal.get(n, v.expand(count, *v.shape)) for n, v in parameters.items()}
@@ -187,7 +179,7 @@ class NNGP(SampledKernel):
         values = torch.cat([_run(body, weights, part) for part in x.split(size)])
         if self.marginalize:
             return values.flatten(1)
-        return values[:, 0] if values.ndim == 3 and values.shape[1] == 1 else values
+        return values.squeeze(1) if values.ndim == 3 else values
 
 
 def _first(weights: Weights) -> Weights:

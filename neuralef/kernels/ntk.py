@@ -59,9 +59,9 @@ class NTK(SampledKernel):
         self.tangent = Tangent(model)
         if method is not None:
             check_choice(method, "method", METHODS)
-        if (samples is None) != (method in (None, "exact")) and method is not None:
-            wants = "takes no" if method == "exact" else "needs"
-            raise ValueError(f"the method {method!r} {wants} samples")
+            if (samples is None) != (method == "exact"):
+                wants = "takes no" if method == "exact" else "needs"
+                raise ValueError(f"the method {method!r} {wants} samples")
         self.samples = None if samples is None else check_count(samples, "samples")
         self.seed, self.method = check_count(seed, "seed", least=0), method
         self.epsilon = check_positive(epsilon, "epsilon")
@@ -91,8 +91,8 @@ class NTK(SampledKernel):
         if self.samples is not None:
             return super().diagonal(x)
         outputs, x = self.layout(x).outputs, check_points(x, integers=True)
-        values = torch.cat([part.square().sum(-1) for part in self.tangent.chunks(x, outputs)])
-        return values[:, 0] if outputs == 1 else values
+        parts = [part.square().sum(-1) for part in self.tangent.chunks(x, outputs)]
+        return torch.cat(parts).squeeze(1)
 
     def features(self, x: Points) -> Tensor:
         """φ(x) = J(x) V, (n, s) or (n, c, s), whose inner products over s are the kernel."""
@@ -100,8 +100,7 @@ class NTK(SampledKernel):
             raise ValueError("the exact NTK has p features a point; give the NTK samples=s")
         outputs, x = self.layout(x).outputs, check_points(x, integers=True)
         with torch.set_grad_enabled(needs_gradient(x)):
-            phi = self._sampled(x, outputs)
-        return phi[:, 0] if outputs == 1 else phi
+            return self._sampled(x, outputs).squeeze(1)
 
     def method_for(self, x: Points, outputs: int | None = None) -> str:
         """The method that `features` takes for points like x."""
