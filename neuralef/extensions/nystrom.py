@@ -66,8 +66,7 @@ class KernelFeatures(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, m), (n, c, m·c) for joint outputs, (n, c, m) for independent ones."""
         block = self.kernel(x, self.landmarks)
-        independent = block.ndim == 3
-        layout = Layout(len(block) if independent else len(block) // len(x), independent)
+        layout = Layout(len(block), True) if block.ndim == 3 else Layout(len(block) // len(x))
         return layout.unfold(layout.fold_block(block))
 
 

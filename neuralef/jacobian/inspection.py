@@ -44,18 +44,6 @@ def check_model(model: nn.Module) -> None:
         raise ValueError(f"the model lies on several devices: {names}; move it to one with .to(…)")
 
 
-def check_suits(x: Points, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse points that a model of this dtype, on this device, cannot take."""
-    if x.device != device:
-        raise ValueError(f"the model is on {device}, the points are on {x.device}: use .to(…)")
-    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
-        if dtype.itemsize < 4:
-            raise ValueError(
-                f"the model holds {dtype}, too coarse for derivatives: call model.float() first"
-            )
-        raise ValueError(f"the model holds {dtype}, the points {x.dtype}; convert one with .to(…)")
-
-
 def try_model(model: Callable[[Any], Any], x: Points) -> int:
     """The number of outputs of a model, after a trial on the first points, together and alone."""
     some = x[:TRIAL]

@@ -52,7 +52,14 @@ class Tangent(nn.Module):
 
     def outputs(self, x: Points) -> int:
         """The number c of outputs, after a trial of the model on the first points."""
-        inspection.check_suits(x, self.dtype, self.device)
+        if x.device != self.device:
+            where = f"the model is on {self.device}, the points are on {x.device}"
+            raise ValueError(f"{where}; move one with .to(…)")
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != self.dtype:
+            advice = f"the points {x.dtype}; convert one with .to(…)"
+            if self.dtype.itemsize < 4:
+                advice = "too coarse for derivatives: call model.float() first"
+            raise ValueError(f"the model holds {self.dtype}, {advice}")
         return inspection.try_model(self.model, x)
 
     def weights(self) -> dict[str, Tensor]:
