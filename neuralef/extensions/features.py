@@ -1,7 +1,4 @@
-"""Explicit feature maps of kernels: random ones, and those of landmarks.
-
-Each gives φ(x) (n, s) with κ(x, x′) ≈ φ(x)·φ(x′)/s.
-"""
+"""Explicit feature maps φ(x) (n, s) with κ(x, x′) ≈ φ(x)·φ(x′)/s: random, or of landmarks."""
 
 from __future__ import annotations
 
@@ -108,7 +105,7 @@ def random_features(
         directions = normals(features - 1, inputs + 1, generator)
         return _hidden_layer(kernel, x, directions, amplitude)
     raise ValueError(
-        f"random features are known for RBF, Matern and MLPGP of depth 2, and multiples of them, "
+        f"random features are known for multiples of RBF, Matern and MLPGP of depth 2, "
         f"not for {type(kernel).__name__}"
     )
 

@@ -1,7 +1,6 @@
 """Nyström's formula: eigenvectors of a Gram carried to new points, by what the Gram can do.
 
-Each module gives (n, m), or (n, c, m) for c outputs; weights of shape (m, k) turn that into
-functions.
+Each module gives (n, m), or (n, c, m) for c outputs; weights (m, k) turn that into functions.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def extend(gram: Gram, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Te
     if isinstance(gram, RootGram) and gram.extends:
         return extend_root(gram, gram.project(rows) / (gram.scale * scale))
     points = gram.x if isinstance(gram.x, Tensor) else flat(gram.x)
-    identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
     values = gram.unfold(gram.values(rows, eigenvalues))
+    identity = torch.eye(rows.shape[-1]).to(rows)
     return TrainingPoints(points, values), identity.expand(gram.groups, -1, -1)
 
 
@@ -67,8 +66,7 @@ class KernelFeatures(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, m), (n, c, m·c) for joint outputs, (n, c, m) for independent ones."""
         block = self.kernel(x, self.landmarks)
-        independent = block.ndim == 3
-        layout = Layout(len(block) if independent else len(block) // len(x), independent)
+        layout = Layout(len(block), True) if block.ndim == 3 else Layout(len(block) // len(x))
         return layout.unfold(layout.fold_block(block))
 
 
@@ -116,8 +114,7 @@ class TangentFunctions(nn.Module):
 
     def forward(self, x: Points) -> Tensor:
         """(n, k), or (n, c, k)."""
-        values = self.tangent.push(x, self.directions, self.outputs)
-        return values[:, 0] if self.outputs == 1 else values
+        return self.tangent.push(x, self.directions, self.outputs).squeeze(1)
 
 
 @rebuildable

@@ -44,33 +44,17 @@ def check_model(model: nn.Module) -> None:
         raise ValueError(f"the model lies on several devices: {names}; move it to one with .to(…)")
 
 
-def check_suits(x: Points, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse points that a model of this dtype, on this device, cannot take."""
-    if x.device != device:
-        raise ValueError(
-            f"the model is on {device}, the points are on {x.device}; move one with .to(…)"
-        )
-    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
-        if dtype.itemsize < 4:
-            raise ValueError(
-                f"the model holds {dtype}, too coarse for derivatives at points that are numbers: "
-                "call model.float() first"
-            )
-        raise ValueError(f"the model holds {dtype}, the points {x.dtype}; convert one with .to(…)")
-
-
 def try_model(model: Callable[[Any], Any], x: Points) -> int:
     """The number of outputs of a model, after a trial on the first points, together and alone."""
     some = x[:TRIAL]
     with torch.no_grad():
         try:
-            together = model(some)
+            together, *alone = [model(part) for part in (some, *some.split(1))]
         except TypeError as error:
             raise TypeError(
                 f"the model must take the points, a tensor or one dict of tensors, as its only "
                 f"argument: {error}; wrap it in a module that does"
             ) from error
-        alone = [model(x[i : i + 1]) for i in range(len(some))]
     for out, points in ((together, len(some)), *((out, 1) for out in alone)):
         if not isinstance(out, Tensor) or out.ndim not in (1, 2) or len(out) != points:
             came = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -79,18 +63,16 @@ def try_model(model: Callable[[Any], Any], x: Points) -> int:
                 "wrap it in a module that does"
             )
     if not together.is_floating_point() or together.numel() == 0:
-        raise ValueError(
-            f"the model must give floating numbers, got {together.dtype} of shape "
-            f"{tuple(together.shape)}"
-        )
+        came = f"{together.dtype} of shape {tuple(together.shape)}"
+        raise ValueError(f"the model must give floating numbers, got {came}")
     if not bool(together.isfinite().all()):
         raise ValueError("the model gives NaN or infinite values on the points")
     # loosely on a GPU, which rounds batches of different sizes differently
     slack = 1e-2 if together.is_cuda else torch.finfo(together.dtype).eps ** 0.5
     if (together - torch.cat(alone)).abs().max() > slack * together.abs().max():
         raise ValueError(
-            "the model's output at a point depends on the other points of its batch: does it "
-            "hold batch statistics? Points must be independent of each other; replace them"
+            "the model's output at a point depends on the other points of its batch, by batch "
+            "statistics or the like: replace them, points must be independent of each other"
         )
     return 1 if together.ndim == 1 else together.shape[1]
 

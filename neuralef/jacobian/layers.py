@@ -1,9 +1,8 @@
 """Per-sample Jacobians of models made of linear and convolutional layers, many times faster.
 
-The derivative of an output in the weights of a layer is an outer product of what enters the layer
-and the derivative δ in what leaves it. So one reverse pass for δ, shared by all layers, and one
-batched matrix product a layer give every row of J; `vmap(jacrev)` instead runs a grouped
-convolution with a group for each sample.
+The derivative of an output in a layer's weights is an outer product of what enters the layer and
+the derivative δ in what leaves it: one reverse pass for all δ and one batched product a layer give
+every row of J, where `vmap(jacrev)` runs a grouped convolution with a group for each sample.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 
 from neuralef.modules.heads import StackedLinear
 
-# By their names: a layer and those of its parameters, "weight" and "bias", that J is over.
-Layers = dict[str, tuple[Any, list[str]]]
+# Of each layer those of its parameters, "weight" and "bias", that J is over.
+Layers = dict[Any, list[str]]
 
 
 def layer_blocks(model: nn.Module, names: list[str], x: Any) -> Iterator[tuple[int, Tensor]] | None:
@@ -28,21 +27,18 @@ def layer_blocks(model: nn.Module, names: list[str], x: Any) -> Iterator[tuple[i
     layers = _layers(model, names)
     if layers is None:
         return None
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {owner: [] for owner in layers}
+    seen: dict[Any, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
 
-    def watch(owner: str) -> Any:
-        def hook(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-            if not args:  # called by keyword: left to the other methods
-                seen[owner].clear()
-                return out
-            if not out.requires_grad:
-                out = out.detach().requires_grad_()
-            seen[owner].append((args[0].detach(), out))
-            return out.clone()  # what follows may work in place
+    def watch(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        if not args:  # called by keyword: left to the other methods
+            seen[layer].clear()
+            return out
+        if not out.requires_grad:
+            out = out.detach().requires_grad_()
+        seen[layer].append((args[0].detach(), out))
+        return out.clone()  # what follows may work in place
 
-        return hook
-
-    hooks = [layer.register_forward_hook(watch(owner)) for owner, (layer, _) in layers.items()]
+    hooks = [layer.register_forward_hook(watch) for layer in layers]
     try:
         with torch.enable_grad():
             values = model(x)
@@ -72,7 +68,7 @@ def _layers(model: nn.Module, names: list[str]) -> Layers | None:
         layer = model.get_submodule(owner)
         if part not in ("weight", "bias") or not _is_known(layer):
             return None
-        layers.setdefault(owner, (layer, []))[1].append(part)
+        layers.setdefault(layer, []).append(part)
     return layers
 
 
@@ -91,7 +87,7 @@ def _blocks(
     layers: Layers, inputs: tuple[Tensor, ...], deltas: list[Tensor], shape: tuple[int, int]
 ) -> Iterator[tuple[int, Tensor]]:
     start = 0
-    for (layer, parts), given, delta in zip(layers.values(), inputs, deltas, strict=True):
+    for (layer, parts), given, delta in zip(layers.items(), inputs, deltas, strict=True):
         columns, rows = _columns(layer, given), _rows(layer, delta)  # (n, k, l), (n, c·o, l)
         for part in parts:
             block = rows @ columns.mT if part == "weight" else rows.sum(2)
@@ -111,13 +107,10 @@ def whole(blocks: Iterable[tuple[int, Tensor]], size: int) -> Tensor:
 
 
 def _columns(layer: Any, given: Tensor) -> Tensor:
-    """What a layer's weights multiply at each of the l places of a sample: (n, k, l).
-
-    In one copy for all samples: on a GPU torch's `unfold` of images launches a kernel for each of
-    them, which takes longer than the rest.
-    """
+    """What a layer's weights multiply at each of the l places of a sample: (n, k, l)."""
     if isinstance(layer, nn.Linear):
         return given.reshape(len(given), -1, given.shape[-1]).mT
+    # one copy for all samples: on a GPU `nn.functional.unfold` launches a kernel for each of them
     sides = len(layer.kernel_size)
     patches = nn.functional.pad(given, [size for size in layer.padding[::-1] for _ in range(2)])
     for axis in range(sides):

@@ -40,7 +40,7 @@ def values_at(model: nn.Module, weights: Weights, x: Any) -> Tensor:
 def layer_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor | None:
     """J(x), (n, c, p), layer by layer, or None of a model that is not made of such layers."""
     blocks = layer_blocks(model, names, x)
-    size = sum(model.get_parameter(name).numel() for name in names)
+    size = sum(value.numel() for value in weights_of(model, names).values())
     return None if blocks is None else whole(blocks, size)
 
 
@@ -78,8 +78,7 @@ FAST = {"layers": layer_jacobian, "vmap": vmap_jacobian}  # the faster one first
 def fastest_method(model: nn.Module, names: list[str], x: Points) -> str:
     """The first of `FAST` that agrees with plain autograd at the points x, or else "loop".
 
-    A model may use a layer's weights elsewhere too, or keep them where torch.func cannot put
-    others in their place, as torch's recurrent layers do.
+    A model may use weights elsewhere too, or where torch.func cannot put others in their place.
     """
     x = outside_inference(x)
     with torch.no_grad():
@@ -93,8 +92,8 @@ def fastest_method(model: nn.Module, names: list[str], x: Points) -> str:
             except RuntimeError:
                 continue
     warnings.warn(
-        f"torch.func cannot differentiate {type(model).__name__}: its Jacobians are made one point "
-        "and output at a time, which is slow",
+        f"torch.func cannot differentiate {type(model).__name__}: its Jacobians are made, slowly, "
+        "one point and output at a time",
         stacklevel=2,
     )
     return "loop"
@@ -123,8 +122,8 @@ def _close(found: Tensor, true: Tensor, slack: float) -> bool:
 def by_columns(
     model: nn.Module, names: list[str], x: Points, V: Tensor, epsilon: float | None = None
 ) -> Tensor:
-    """J(x) V, (n, c, m), of V (p, m): `pushed` for some columns and some points at a time."""
-    column = partial(pushed, model, weights_of(model, names), epsilon=epsilon)
+    """J(x) V, (n, c, m), of V (p, m): some columns and some points at a time."""
+    column = partial(_pushed, model, weights_of(model, names), epsilon=epsilon)
     columns = vmap(column, in_dims=(None, 1), out_dims=-1)
     budget = inspection.activations_at_once(model, x)
     points = min(len(x), max(64, math.isqrt(budget)))
@@ -134,7 +133,7 @@ def by_columns(
     return torch.cat(parts)
 
 
-def pushed(
+def _pushed(
     model: nn.Module, weights: Weights, x: Any, v: Tensor, epsilon: float | None = None
 ) -> Tensor:
     """J(x) v by a forward pass with the tangent v; with ε it is (f(x; θ + εv) − f(x; θ))/ε."""
@@ -150,10 +149,9 @@ def pushed(
 def reaches_all_weights(model: nn.Module, names: list[str], x: Points) -> bool:
     """Whether forward-mode derivatives agree with plain autograd at the points x.
 
-    They put other weights in the place of the model's, which models in DataParallel refuse and a
-    model that has its weights from elsewhere as well does not notice.
+    They put other weights in the place of the model's, which DataParallel refuses and a model that
+    has its weights from elsewhere, or a recurrent layer on some devices, does not notice.
     """
-    # on some devices other weights of recurrent layers are not seen
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return False
     try:
@@ -178,6 +176,6 @@ def _is_dual(model: nn.Module, names: list[str], x: Points) -> bool:
             u = torch.randn(out.shape, generator=generator).to(out)
             gradient = _gradient(out, weights, u)
         v = torch.randn(len(gradient), generator=generator).to(gradient)
-        moved = pushed(model, weights_of(model, names), x, v).reshape(u.shape)
+        moved = _pushed(model, weights_of(model, names), x, v).reshape(u.shape)
     slack = 10 * torch.finfo(gradient.dtype).eps ** 0.5 * gradient.norm()
     return bool(((moved * u).sum() - gradient @ v).abs() <= slack)

@@ -52,7 +52,14 @@ class Tangent(nn.Module):
 
     def outputs(self, x: Points) -> int:
         """The number c of outputs, after a trial of the model on the first points."""
-        inspection.check_suits(x, self.dtype, self.device)
+        if x.device != self.device:
+            where = f"the model is on {self.device}, the points are on {x.device}"
+            raise ValueError(f"{where}; move one with .to(…)")
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != self.dtype:
+            advice = f"the points {x.dtype}; convert one with .to(…)"
+            if self.dtype.itemsize < 4:
+                advice = "too coarse for derivatives: call model.float() first"
+            raise ValueError(f"the model holds {self.dtype}, {advice}")
         return inspection.try_model(self.model, x)
 
     def weights(self) -> dict[str, Tensor]:
@@ -68,10 +75,7 @@ class Tangent(nn.Module):
     @inspection.full_precision()
     @torch.inference_mode(False)
     def jacobian(self, x: Points, sketch: CountSketch | None = None) -> Tensor:
-        """J(x), (n, c, p), of a few points: one reverse pass for each output and point.
-
-        Or its sketch, (n, c, s), for which layers need not be put together.
-        """
+        """J(x), (n, c, p), of a few points, or its sketch, (n, c, s)."""
         x, method = outside_inference(x), self._fastest(x)
         if method == "layers" and not needs_gradient(x):
             blocks = layer_blocks(self.model, self.names, x)
@@ -114,14 +118,10 @@ class Tangent(nn.Module):
         return self._forward_mode
 
     def forward_mode(self, x: Points, directions: Tensor, epsilon: float | None = None) -> Tensor:
-        """J(x) V by one forward pass with a tangent for each column v of V.
-
-        With ε it is (f(x; θ + εv) − f(x; θ))/ε, the paper's method.
-        """
+        """J(x) V column by column: forward, or (f(x; θ + εv) − f(x; θ))/ε, the paper's method."""
         if not self.has_forward_mode(x):
             raise ValueError(
                 "forward-mode derivatives and finite differences cannot reach all weights of this "
-                "model, as those of torch's recurrent layers: use method='sketch', or write the "
-                "recurrence with nn.LSTMCell"
+                "model: use method='sketch', or nn.LSTMCell and the like for recurrent layers"
             )
         return methods.by_columns(self.model, self.names, x, directions.to(self.dtype), epsilon)

@@ -17,8 +17,7 @@ from neuralef.serialization import rebuildable
 if TYPE_CHECKING:
     from neuralef.gram import Gram
 
-# Points whose diagonal is read off one dense block, by kernels that have no formula for it.
-DIAGONAL_BLOCK = 64
+DIAGONAL_BLOCK = 64  # points whose diagonal is read off one dense block, where no formula is known
 
 
 class Kernel(nn.Module):
@@ -92,8 +91,7 @@ class Kernel(nn.Module):
 class Function(Kernel):
     """Any function `function(x1, x2)` that returns the block of a positive semi-definite kernel.
 
-    The function's own hyper-parameters train too if it is an `nn.Module`. An indefinite function is
-    refused by the solvers as soon as a block shows it.
+    If it is an `nn.Module` its own hyper-parameters train too. Solvers refuse an indefinite one.
 
     >>> laplacian = Function(lambda x1, x2: torch.exp(-torch.cdist(x1, x2, p=1)))
     """

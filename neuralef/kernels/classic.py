@@ -13,14 +13,12 @@ from neuralef.checks import check_alike, check_count
 from neuralef.kernels.base import Kernel
 from neuralef.serialization import rebuildable
 
-# Up to this many dimensions, differences are formed one by one: cheaper than a product.
-DIRECT_DIMENSIONS = 4
+DIRECT_DIMENSIONS = 4  # up to so many, differences one by one are cheaper than a product
 
 
 class Positive:
-    """A positive hyper-parameter, kept as its logarithm so that training leaves it positive.
+    """A positive hyper-parameter, trained as its logarithm, the float64 parameter `log_<name>`.
 
-    The trainable parameter is `log_<name>`, in float64; reading `<name>` gives its exponential.
     `zero=True` also admits 0, which training then leaves at 0; `vector=True` also a vector.
     """
 
@@ -94,12 +92,10 @@ class _Stationary(VectorKernel):
         self.lengthscale = lengthscale
 
     def scaled(self, x: Tensor) -> Tensor:
-        lengthscale = self.lengthscale.to(x)
-        if lengthscale.ndim == 1 and len(lengthscale) != x.shape[1]:
-            raise ValueError(
-                f"{len(lengthscale)} lengthscales for points of {x.shape[1]} dimensions"
-            )
-        return x / lengthscale
+        scale = self.lengthscale.to(x)
+        if scale.ndim == 1 and len(scale) != x.shape[1]:
+            raise ValueError(f"{len(scale)} lengthscales for points of {x.shape[1]} dimensions")
+        return x / scale
 
     def diagonal(self, x: Tensor) -> Tensor:
         return x.new_ones(len(x))
@@ -145,8 +141,7 @@ class Polynomial(VectorKernel):
 
     def diagonal(self, x: Tensor) -> Tensor:
         """(scale · ‖x‖² + bias)^degree."""
-        squares = x.flatten(1).square().sum(1)
-        return (self.scale.to(x) * squares + self.bias.to(x)) ** self.degree
+        return (self.scale.to(x) * x.flatten(1).square().sum(1) + self.bias.to(x)) ** self.degree
 
 
 @rebuildable
@@ -180,18 +175,13 @@ class Matern(_Stationary):
         self.nu = nu
 
     def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        # Differences, not products: √ of a rounded zero would leave 1e-3 on the diagonal in
-        # float32.
+        # differences: √ of the rounded zero of a product would leave 1e-3 on float32's diagonal
         mode = "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(self.scaled(x1), self.scaled(x2), compute_mode=mode)
         r = math.sqrt(2 * self.nu) * distance
         if self.nu == 0.5:
-            factor = torch.ones_like(r)
-        elif self.nu == 1.5:
-            factor = 1 + r
-        else:
-            factor = 1 + r + r.square() / 3
-        return factor * torch.exp(-r)
+            return torch.exp(-r)
+        return (1 + r + (r.square() / 3 if self.nu == 2.5 else 0)) * torch.exp(-r)
 
 
 @rebuildable
@@ -209,8 +199,7 @@ class Periodic(_Stationary):
         self.period = period
 
     def _block(self, x1: Tensor, x2: Tensor) -> Tensor:
-        # 2 sin²(t/2) = 1 − cos t, and the cosine of a difference is a product of circles:
-        # κ is an RBF of points on circles, with no (n1, n2, d) array.
+        # 2 sin²(t/2) = 1 − cos t: κ is an RBF of points on circles, with no (n1, n2, d) array
         return torch.exp(squared_distance(self._circle(x1), self._circle(x2)) / -2)
 
     def _circle(self, x: Tensor) -> Tensor:

@@ -117,9 +117,9 @@ class Scaled(Kernel):
 class Centered(Kernel):
     """κ(x, x′) − m(x) − m(x′) + E m(z), m(x) = E_z κ(x, z): features centred on reference points z.
 
-    Each block costs b more rows of the reference, and E m(z) once costs all its pairs: with many
-    points pass a subset of some thousands. E m(z) is kept until a hyper-parameter changes. The
-    difference is formed in float64, since it cancels, unless κ is a user's own function.
+    E m(z) costs all pairs of the reference, so pass some thousands at most; it is kept until a
+    hyper-parameter changes. The difference cancels and is formed in float64, unless κ is a user's
+    own function.
     """
 
     reference: Tensor
@@ -211,8 +211,7 @@ class Coregional(Kernel):
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point: (n, c)."""
         values = self.kernel.diagonal(x)
-        values = values[:, None] * self.covariance.diagonal().to(values)
-        return values[:, 0] if self.outputs == 1 else values
+        return (values[:, None] * self.covariance.diagonal().to(values)).squeeze(1)
 
 
 @rebuildable

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +20,7 @@ from neuralef.layout import Layout
 from neuralef.modules.stacked import evaluate_stack, is_plain
 from neuralef.points import Points, needs_gradient
 
-# Networks that are drawn together, from a seed of their own: another number would change all draws.
-DRAWN_AT_ONCE = 64
+DRAWN_AT_ONCE = 64  # networks from a seed of their own: another number would change all draws
 
 
 class NNGP(SampledKernel):
@@ -48,11 +46,8 @@ class NNGP(SampledKernel):
     ) -> None:  # fmt: skip
         super().__init__()
         if not callable(make_net) or isinstance(make_net, nn.Module):
-            raise TypeError(
-                "make_net must be a function that builds a network, such as lambda: nn.Linear(2, 1)"
-            )
-        self.make_net = make_net
-        self.samples = check_count(samples, "samples")
+            raise TypeError("make_net must build a network, such as lambda: nn.Linear(2, 1)")
+        self.make_net, self.samples = make_net, check_count(samples, "samples")
         self.seed = check_count(seed, "seed", least=0)
         if (weight_variance is None) != (bias_variance is None):
             raise ValueError("give both weight_variance and bias_variance, or neither")
@@ -60,11 +55,10 @@ class NNGP(SampledKernel):
             check_positive(weight_variance, "weight_variance")
             if not (isinstance(bias_variance, Real) and 0 <= bias_variance < math.inf):
                 raise ValueError(f"bias_variance must be at least 0, got {bias_variance!r}")
-        self.own_prior = weight_variance is None
-        self.weight_variance, self.bias_variance = weight_variance or 0.0, bias_variance or 0.0
-        if marginalize and weight_variance is None:
+        elif marginalize:
             raise ValueError("marginalize needs the prior's weight_variance and bias_variance")
-        self.marginalize = marginalize
+        self.own_prior, self.marginalize = weight_variance is None, marginalize
+        self.weight_variance, self.bias_variance = weight_variance or 0.0, bias_variance or 0.0
         with _seeded(self.seed):  # for what the given variances do not say
             self.net = self._make()
 
@@ -76,12 +70,10 @@ class NNGP(SampledKernel):
             raise ValueError(f"{type(net).__name__} has no parameters to draw")
         if any(isinstance(module, nn.RNNBase) for module in net.modules()):
             raise ValueError(
-                "other weights cannot be put into torch's recurrent layers: write the recurrence "
-                "with nn.LSTMCell, nn.GRUCell or nn.RNNCell"
+                "torch's recurrent layers take no other weights: use nn.LSTMCell and the like"
             )
-        net = net.eval().requires_grad_(False)
-        inspection.check_model(net)
-        return net
+        inspection.check_model(net.eval())
+        return net.requires_grad_(False)
 
     def layout(self, x: Points) -> Layout:
         """That of the networks' outputs, after a trial of one on the first of the points x."""
@@ -111,28 +103,31 @@ class NNGP(SampledKernel):
     def _with_bias(self, phi: Tensor, last: nn.Linear) -> Tensor:
         """Scale hidden units so that κ is their mean times σ_w², plus the variance of the bias."""
         s = phi.shape[1]
-        bias = self.bias_variance if last.bias is not None else 0.0
         scales = phi.new_full((s,), math.sqrt(self.weight_variance * s / (s - 1)))
-        scales[-1] = math.sqrt(bias * s)
+        scales[-1] = 0.0 if last.bias is None else math.sqrt(self.bias_variance * s)
         phi[:, -1] = 1.0
         return phi * scales if phi.requires_grad else phi.mul_(scales)
 
+    @torch.no_grad()
     def _without_last(self, x: Points) -> tuple[nn.Module, nn.Linear]:
         """The network up to the linear layer whose output is its own, and that layer."""
-        first = _first(next(self._draws(x)))
-        with torch.no_grad():
-            whole = functional_call(self.net, first, (x,))
-        layers = [n for n, part in self.net.named_modules() if isinstance(part, nn.Linear)]
-        for name in reversed(layers):
-            layer: Any = self.net.get_submodule(name)
+        weights = _first(next(self._draws(x)))
+        whole = functional_call(self.net, weights, (x,))
+        for name, layer in reversed(list(self.net.named_modules())):
+            if not isinstance(layer, nn.Linear):
+                continue
             body = copy.deepcopy(self.net) if name else nn.Identity()
             if name:
                 body.set_submodule(name, nn.Identity())
-            if _ends_in(body, layer, name, first, x, whole):
-                return body, layer
+            own = {key: f"{name}.{key}".lstrip(".") for key, _ in layer.named_parameters()}
+            # errors of what follows the layer and cannot take its input, or of tied weights
+            with suppress(RuntimeError, KeyError, TypeError):
+                hidden = functional_call(body, weights, (x,))
+                made = functional_call(layer, {key: weights[own[key]] for key in own}, hidden)
+                if hidden.ndim == 2 and torch.equal(made.flatten(), whole.flatten()):
+                    return body, layer
         raise ValueError(
-            "marginalize needs a network that ends in an nn.Linear layer on vectors (n, units), "
-            "and this one does not"
+            "marginalize needs a network that ends in an nn.Linear layer on vectors (n, units)"
         )
 
     def _draws(self, x: Points) -> Iterator[Weights]:
@@ -171,9 +166,8 @@ class NNGP(SampledKernel):
         left = [n for n, value in parameters.items() if value.ndim > 1 and n not in normal]
         if left:
             raise ValueError(
-                f"the given variances do not say how to draw {', '.join(left)}, which is no weight "
-                "of a linear or convolutional layer: leave them out, and make_net's own "
-                "initialisation is the prior"
+                f"the given variances do not say how to draw {', '.join(left)}, of no linear or "
+                "convolutional layer: leave them out, and make_net's own start is the prior"
             )
         parameters |= self.net.named_buffers()
         return {n: normal.get(n, v.expand(count, *v.shape)) for n, v in parameters.items()}
@@ -185,7 +179,7 @@ class NNGP(SampledKernel):
         values = torch.cat([_run(body, weights, part) for part in x.split(size)])
         if self.marginalize:
             return values.flatten(1)
-        return values[:, 0] if values.ndim == 3 and values.shape[1] == 1 else values
+        return values.squeeze(1) if values.ndim == 3 else values
 
 
 def _first(weights: Weights) -> Weights:
@@ -204,20 +198,6 @@ def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
 
     with inspection.differentiable():
         return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, x)
-
-
-def _ends_in(
-    body: nn.Module, layer: nn.Linear, name: str, weights: Weights, x: Points, whole: Tensor
-) -> bool:
-    """Whether a network is a linear layer after its body, by trying it."""
-    own = {key: f"{name}.{key}".lstrip(".") for key, _ in layer.named_parameters()}
-    try:
-        with torch.no_grad():
-            hidden = functional_call(body, weights, (x,))
-            made = functional_call(layer, {key: weights[own[key]] for key in own}, hidden)
-    except (RuntimeError, KeyError, TypeError):  # what follows the layer cannot take its input
-        return False
-    return hidden.ndim == 2 and torch.equal(made.flatten(), whole.flatten())
 
 
 @contextmanager

@@ -34,15 +34,14 @@ class NTK(SampledKernel):
 
     Without `samples` it is exact, and `gram(x)` a `JacobianGram`. With them it is the estimate
     J V Vᵀ J′ᵀ/s from a random V of s columns, the same for all points, and `gram(x)` a
-    `FeatureGram`. "sketch" takes a V with one sign in each row, so that J V is but sums of columns
-    of per-sample Jacobians; the others share a V of signs alone: "project" multiplies the Jacobians
-    by it, "jvp" takes a forward pass with a tangent for each column, "finite_difference" is the
-    paper's (f(θ + εv) − f(θ))/ε. Unless `method` says, it is what costs least, most often "sketch".
+    `FeatureGram`. "sketch" takes a V with one sign in each row, so that J V is but sums of columns;
+    the others share a V of signs alone: "project" multiplies Jacobians by it, "jvp" takes a forward
+    pass with a tangent for each column, "finite_difference" is the paper's (f(θ + εv) − f(θ))/ε.
+    Unless `method` says, it is what costs least, most often "sketch".
 
     Models give (n,), (n, 1) or (n, c): c outputs make a matrix-valued kernel. Only parameters that
     require gradients count. Points may be tensors, token ids or dicts, whatever the model takes.
-    Fold batch norms first, with `neuralef.fold_batch_norm`. The kernel keeps a copy of the model as
-    it is now.
+    Fold batch norms first, with `neuralef.fold_batch_norm`. The kernel keeps a copy of the model.
 
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
     >>> x = torch.randn(5, 3)
@@ -60,9 +59,9 @@ class NTK(SampledKernel):
         self.tangent = Tangent(model)
         if method is not None:
             check_choice(method, "method", METHODS)
-        if (samples is None) != (method in (None, "exact")) and method is not None:
-            wants = "takes no" if method == "exact" else "needs"
-            raise ValueError(f"the method {method!r} {wants} samples")
+            if (samples is None) != (method == "exact"):
+                wants = "takes no" if method == "exact" else "needs"
+                raise ValueError(f"the method {method!r} {wants} samples")
         self.samples = None if samples is None else check_count(samples, "samples")
         self.seed, self.method = check_count(seed, "seed", least=0), method
         self.epsilon = check_positive(epsilon, "epsilon")
@@ -92,8 +91,8 @@ class NTK(SampledKernel):
         if self.samples is not None:
             return super().diagonal(x)
         outputs, x = self.layout(x).outputs, check_points(x, integers=True)
-        values = torch.cat([part.square().sum(-1) for part in self.tangent.chunks(x, outputs)])
-        return values[:, 0] if outputs == 1 else values
+        parts = [part.square().sum(-1) for part in self.tangent.chunks(x, outputs)]
+        return torch.cat(parts).squeeze(1)
 
     def features(self, x: Points) -> Tensor:
         """φ(x) = J(x) V, (n, s) or (n, c, s), whose inner products over s are the kernel."""
@@ -101,8 +100,7 @@ class NTK(SampledKernel):
             raise ValueError("the exact NTK has p features a point; give the NTK samples=s")
         outputs, x = self.layout(x).outputs, check_points(x, integers=True)
         with torch.set_grad_enabled(needs_gradient(x)):
-            phi = self._sampled(x, outputs)
-        return phi[:, 0] if outputs == 1 else phi
+            return self._sampled(x, outputs).squeeze(1)
 
     def method_for(self, x: Points, outputs: int | None = None) -> str:
         """The method that `features` takes for points like x."""
