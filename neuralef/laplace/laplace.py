@@ -163,12 +163,13 @@ class LinearizedLaplace:
         τ, T = self.temperature or 1.0, self.softmax_temperature
         norm = sum(float(w.double().square().sum()) for w in self.kernel.tangent.weights().values())
         given, noise = {"prior_variance": self.prior_variance}, self.noise_
-        data: dict[str, Any] = {"curvature": self.curvature / τ, "weight_norm": norm}
-        if noise is not None:
-            given["noise"] = None
-            data |= {"squares": noise * rows / τ, "rows": rows / τ}
-        loss = lambda **values: -fitting.log_evidence(**values, **data)  # noqa: E731
-        found = fitting.minimise(loss, given, {"noise": noise or 1.0})
+        given |= {} if noise is None else {"noise": None}
+        evidence = partial(
+            fitting.log_evidence, curvature=self.curvature / τ, weight_norm=norm,
+            squares=(noise or 0.0) * rows / τ, rows=rows / τ,
+        )  # fmt: skip
+        units = {"noise": noise or 1.0}
+        found = fitting.minimise(lambda **values: -evidence(**values), given, units)
         return self._choose({**found, "temperature": τ, "softmax_temperature": T})
 
     def tune(self, held_out: Iterable[Any]) -> LinearizedLaplace:

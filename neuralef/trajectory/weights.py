@@ -256,7 +256,5 @@ def _restore(module: nn.Module, tensors: dict[str, Tensor], path: str | Path) ->
 
 def _check_moments(moments: WeightMoments, least: int) -> None:
     if moments.count < least:
-        raise ValueError(
-            f"weights are collected {moments.count} times, at least {least} are needed: "
-            "call collect()"
-        )
+        needed = f"at least {least} are needed: call collect()"
+        raise ValueError(f"weights are collected {moments.count} times, {needed}")
