@@ -71,11 +71,6 @@ def descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values.flip(-1), vectors.flip(-1)
 
 
-def numerical_floor(largest: Tensor, rounding: Tensor) -> Tensor:
-    """Below this an eigenvalue is not there: 1e-9 μ₁, or the rounding of a kernel value."""
-    return torch.maximum(VANISHING * largest, rounding)
-
-
 def check_definite(values: Tensor, rounding: Tensor, where: str) -> None:
     """Refuse an indefinite kernel, given eigenvalues (g, …) of its K/n in any order."""
     largest, smallest = values.amax(-1), values.amin(-1)

@@ -10,7 +10,6 @@ from truth import points
 from neuralef.linalg import (
     check_definite,
     descending_eigh,
-    numerical_floor,
     orthonormalize,
     symmetric,
     unit_lower_factor,
@@ -146,12 +145,6 @@ def test_the_symmetric_part_is_symmetric_and_keeps_what_was(matrix):
     assert torch.equal(symmetric(M), symmetric(M).T)
     S = M + M.T
     assert torch.equal(symmetric(S), S)
-
-
-def test_numerical_floor_is_the_larger_of_two_roundings():
-    one = torch.ones(1, dtype=torch.float64)
-    assert numerical_floor(one, 1e-16 * one) == 1e-9
-    assert numerical_floor(one, 1e-7 * one) == 1e-7
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,11 @@ class Gram(ABC):
         return len(self.x)
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether there is a root with fewer features than rows."""
+        return False
+
+    @property
     def outputs(self) -> int:
         """The number c of outputs."""
         return self.layout.outputs

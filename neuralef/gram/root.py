@@ -29,6 +29,11 @@ class RootGram(Gram):
     scale: float = 1.0  # K = ΦΦᵀ/scale
     features: int  # the width f of Φ
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there are fewer features than rows."""
+        return self.features < self.rows
+
     @abstractmethod
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """Φ as folded (g, some rows, f) chunks on the device of x, in that dtype or Φ's own."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from neuralef.certificate import LEAST_POINTS
 from neuralef.checks import check_alike, check_count
 from neuralef.gram import Gram
-from neuralef.linalg import check_definite, descending_eigh, numerical_floor, orthonormalize
+from neuralef.linalg import VANISHING, check_definite, descending_eigh, orthonormalize
 from neuralef.points import evaluate
 from neuralef.spectrum import Spectrum
 from neuralef.warnings import warn_user
@@ -154,7 +154,8 @@ def make_spectrum(
     is the number of independent functions that a network gave.
     """
     mean_diagonal = gram.mean_diagonal()
-    floor = numerical_floor(eigenvalues[:, 0], gram.rounding())
+    # what is smaller is not there: 1e-9 μ₁, or the rounding of a kernel value
+    floor = torch.maximum(VANISHING * eigenvalues[:, 0], gram.rounding())
     there = eigenvalues > floor[:, None]
     rank = int(there.sum(-1).max())
     if rank == 0:

@@ -19,7 +19,7 @@ from neuralef.linalg import check_definite
 from neuralef.points import POINTS_AT_ONCE
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 from neuralef.solvers.landmarks import SELECTIONS, choose_landmarks
-from neuralef.solvers.subspace import Subspace, is_narrow
+from neuralef.solvers.subspace import Subspace
 
 # Up to this many rows the matrix is decomposed whole; above, Lanczos needs products only.
 DENSE_ROWS = 6000
@@ -73,7 +73,7 @@ class Nystrom(ExactSolver):
 
     def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
         """The top k pairs of a Gram."""
-        if is_narrow(gram):
+        if gram.is_narrow:
             return Subspace(self.k).pairs(gram, generator)
         if self.method == "dense" or (self.method == "auto" and gram.rows <= DENSE_ROWS):
             return dense_pairs(gram, self.k)

@@ -57,7 +57,7 @@ class Subspace(ExactSolver):
 
     def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
         """The top k pairs of a Gram."""
-        if is_narrow(gram):
+        if gram.is_narrow:
             return self._through_features(cast(RootGram, gram), generator)
         if gram.rows <= DENSE_SIDE:
             return dense_pairs(gram, self.k)
@@ -139,11 +139,6 @@ class Subspace(ExactSolver):
                 f"{float((residual / values[:, :1]).max()):.1e} μ₁; raise iterations or tolerance"
             )
         return values, vectors, images
-
-
-def is_narrow(gram: Gram) -> bool:
-    """Whether a Gram has a root with fewer features than rows."""
-    return gram.has_root and cast(RootGram, gram).features < gram.rows
 
 
 def _root_norms(gram: RootGram, weights: Tensor, covariance: Tensor | None) -> Tensor:

@@ -196,3 +196,15 @@ def test_settings_out_of_range_are_refused(make, error, says):
 def test_counts_and_rates_from_numpy_are_numbers():
     assert nef.Nystrom(np.int64(3)).k == 3
     assert nef.NeuralEF(3, learning_rate=np.float32(0.5)).learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "rank"),
+    [(torch.float64, [1, 2e-9, 5e-10], 2), (torch.float32, [1, 1e-6, 1e-8], 2)],
+)
+def test_pairs_below_a_billionth_or_the_rounding_of_the_kernel_are_not_there(dtype, values, rank):
+    n, values = 8, torch.tensor(values, dtype=torch.float64)
+    basis = torch.linalg.qr(torch.randn(n, len(values), dtype=torch.float64)).Q
+    gram = nef.DenseGram(points(n, 1), ((basis * (n * values)) @ basis.T).to(dtype))
+    with pytest.warns(UserWarning, match=f"found {rank} eigenpairs of the 3 asked for"):
+        assert nef.Nystrom(3).solve(gram).rank == rank
