@@ -14,9 +14,8 @@ from neuralef.certificate import Certificate, certify
 from neuralef.checks import check_alike, check_count, check_finite, check_points
 from neuralef.gram import Gram
 from neuralef.kernels.base import Kernel
-from neuralef.layout import Layout
 from neuralef.memory import CHUNK
-from neuralef.points import PointDict, Points, points_at_once
+from neuralef.points import Layout, PointDict, Points, points_at_once
 from neuralef.serialization import (
     below,
     describe,

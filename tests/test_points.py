@@ -1,4 +1,4 @@
-"""Dicts of points: wherever tensors may be, and in a file."""
+"""Points wherever tensors may be, and how the values of functions at them lie."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from truth import assert_same, points
 import neuralef as nef
 from neuralef.checks import check_points
 from neuralef.kernels import RBF, Function
-from neuralef.points import PointDict, flat, in_double
+from neuralef.points import Layout, PointDict, flat, in_double
 
 N = 12
 
@@ -163,3 +163,51 @@ def test_ids_and_masks_stay_what_they_are_in_double():
     assert {key: value.dtype for key, value in found.items()} == kinds
     assert in_double(x["ids"]) is x["ids"]
     assert in_double(torch.ones(3, dtype=torch.bfloat16)).dtype == torch.float64
+
+
+POINTS, FUNCTIONS = 5, 2
+# layout, shape of functions, of their rows (g, r, k), of the block of POINTS and 3 points
+CASES = [
+    pytest.param(Layout(), (POINTS, FUNCTIONS), (1, POINTS, FUNCTIONS), (POINTS, 3), id="scalar"),
+    pytest.param(
+        Layout(4), (POINTS, 4, FUNCTIONS), (1, 4 * POINTS, FUNCTIONS), (4 * POINTS, 12), id="joint"
+    ),
+    pytest.param(
+        Layout(4, independent=True),
+        (POINTS, 4, FUNCTIONS),
+        (4, POINTS, FUNCTIONS),
+        (4, POINTS, 3),
+        id="independent",
+    ),
+    pytest.param(
+        Layout(1, independent=True),
+        (POINTS, 1, FUNCTIONS),
+        (1, POINTS, FUNCTIONS),
+        (1, POINTS, 3),
+        id="one alone",
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "shape", "folded", "block"), CASES)
+def test_rows_of_each_eigenproblem_and_back(layout, shape, folded, block):
+    psi = points(POINTS, layout.outputs * FUNCTIONS).reshape(shape)
+    rows = layout.fold(psi)
+    assert rows.shape == folded
+    assert torch.equal(layout.unfold(rows), psi)
+    assert (layout.groups, POINTS * layout.per_point) == folded[:2]
+    assert (POINTS, *layout.point, FUNCTIONS) == shape
+    # the value of a function at a point is found by the point's row
+    point, output = 3, layout.outputs - 1
+    row = rows[output, point] if layout.independent else rows[0, point * layout.outputs + output]
+    assert torch.equal(row, psi[point].reshape(-1, FUNCTIONS)[output])
+
+
+@pytest.mark.parametrize(("layout", "shape", "folded", "block"), CASES)
+def test_blocks_and_what_there_is_for_each_eigenproblem(layout, shape, folded, block):
+    assert layout.block_shape(POINTS, 3) == block
+    stacked = layout.fold_block(torch.zeros(block))
+    assert stacked.shape == (layout.groups, POINTS * layout.per_point, 3 * layout.per_point)
+    values = points(layout.groups, FUNCTIONS)
+    assert torch.equal(layout.fold_groups(layout.unfold_groups(values)), values)
+    assert layout.unfold_groups(values).ndim == (2 if layout.independent else 1)

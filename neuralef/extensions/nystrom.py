@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from neuralef.gram import Gram, RootGram
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.base import Kernel, SampledFeatures
-from neuralef.layout import Layout
-from neuralef.points import Points, flat
+from neuralef.points import Layout, Points, flat
 from neuralef.serialization import describe, rebuildable
 
 

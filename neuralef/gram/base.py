@@ -15,8 +15,7 @@ from torch import Tensor
 
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.base import Kernel
-from neuralef.layout import Layout
-from neuralef.points import Points
+from neuralef.points import Layout, Points
 
 if TYPE_CHECKING:
     from typing import Self

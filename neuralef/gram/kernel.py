@@ -10,9 +10,8 @@ from torch import Tensor
 from neuralef.checks import check_finite, check_points
 from neuralef.gram.base import Gram
 from neuralef.kernels.base import Kernel
-from neuralef.layout import Layout
 from neuralef.memory import CHUNK
-from neuralef.points import Points
+from neuralef.points import Layout, Points
 
 
 class KernelGram(Gram):

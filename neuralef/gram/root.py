@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from neuralef.checks import check_finite, check_points
 from neuralef.gram.base import Gram
 from neuralef.jacobian.tangent import Tangent
-from neuralef.layout import Layout
 from neuralef.memory import CHUNK
-from neuralef.points import Points
+from neuralef.points import Layout, Points
 
 
 class RootGram(Gram):

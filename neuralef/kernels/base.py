@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_count, check_points
-from neuralef.layout import Layout
-from neuralef.points import Points
+from neuralef.points import Layout, Points
 from neuralef.serialization import rebuildable
 
 if TYPE_CHECKING:

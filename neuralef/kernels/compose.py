@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from neuralef.checks import check_finite, check_points
 from neuralef.kernels.base import Kernel
 from neuralef.kernels.classic import Positive, check_pair
-from neuralef.layout import Layout
 from neuralef.memory import CHUNK
-from neuralef.points import Points
+from neuralef.points import Layout, Points
 from neuralef.serialization import describe, rebuildable
 
 

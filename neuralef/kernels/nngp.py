@@ -16,9 +16,8 @@ from neuralef.checks import check_count, check_points, check_positive
 from neuralef.jacobian import inspection
 from neuralef.jacobian.inspection import LAYERS, Weights
 from neuralef.kernels.base import SampledKernel
-from neuralef.layout import Layout
 from neuralef.modules.stacked import evaluate_stack, is_plain
-from neuralef.points import Points, needs_gradient
+from neuralef.points import Layout, Points, needs_gradient
 
 DRAWN_AT_ONCE = 64  # networks from a seed of their own: another number would change all draws
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice, check_count, check_points, check_positive
 from neuralef.jacobian.tangent import BACKWARD_COST, Tangent
 from neuralef.kernels.base import SampledKernel
-from neuralef.layout import Layout
 from neuralef.memory import check_memory, device_kind
-from neuralef.points import Points, needs_gradient
+from neuralef.points import Layout, Points, needs_gradient
 from neuralef.sketching import CountSketch, random_signs
 
 if TYPE_CHECKING:

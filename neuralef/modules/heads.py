@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from neuralef.checks import check_count
-from neuralef.layout import Layout
+from neuralef.points import Layout
 from neuralef.serialization import rebuildable
 
 
