@@ -1,7 +1,5 @@
 """The boundary: what users hand in is checked here, before any work starts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any

@@ -1,7 +1,5 @@
 """Small numerics that several rooms need, batched over g eigenproblems and in float64."""
 
-from __future__ import annotations
-
 import math
 
 import torch

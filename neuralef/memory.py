@@ -1,7 +1,5 @@
 """What a machine can hold: sizes of pieces, and arrays that would not fit."""
 
-from __future__ import annotations
-
 import math
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Measures of quality: tensors in, numbers out."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

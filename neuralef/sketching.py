@@ -1,7 +1,5 @@
 """Random numbers that stand for many: signs, count sketches, orthogonal and paired normals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 

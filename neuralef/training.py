@@ -1,7 +1,5 @@
 """What every training shares: a step that a GPU captures once, batches, rates, and a file."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

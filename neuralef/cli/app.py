@@ -1,7 +1,5 @@
 """The command line."""
 
-from __future__ import annotations
-
 import typer
 
 from neuralef.cli.demo import demo

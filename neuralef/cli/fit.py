@@ -1,7 +1,5 @@
 """`neuralef fit` and `transform`: a table of numbers in, a run folder or features out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

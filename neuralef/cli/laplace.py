@@ -1,7 +1,5 @@
 """`neuralef laplace`: a trained model and its data in, a posterior and a report out."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """What the commands share: their options, the folders they open, and how they print."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Points in the plane, and random changes of images."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

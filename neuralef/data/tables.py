@@ -1,7 +1,5 @@
 """Tables of numbers from files: .npy, .npz, .csv and .parquet."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from zipfile import BadZipFile

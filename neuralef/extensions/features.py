@@ -1,7 +1,5 @@
 """Explicit feature maps φ(x) (n, s) with κ(x, x′) ≈ φ(x)·φ(x′)/s: random, or of landmarks."""
 
-from __future__ import annotations
-
 import math
 
 import torch

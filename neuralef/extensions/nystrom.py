@@ -3,8 +3,6 @@
 Each module gives (n, m), or (n, c, m) for c outputs; weights (m, k) turn that into functions.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

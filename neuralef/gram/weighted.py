@@ -1,7 +1,5 @@
 """A Gram under a data measure: w_i for each point, or a block between its outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batch norm folded into the layer before it: the same function with fewer parameters."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

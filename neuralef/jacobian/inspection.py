@@ -1,7 +1,5 @@
 """A user's model before any work: what it must be, what it gives, how it runs, how it grows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -5,8 +5,6 @@ the derivative δ in what leaves it: one reverse pass for all δ and one batched
 every row of J, where `vmap(jacrev)` runs a grouped convolution with a group for each sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 All take a frozen model and the names of its parameters θ that J = ∂f(x)/∂θ is over.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

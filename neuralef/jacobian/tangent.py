@@ -1,7 +1,5 @@
 """A trained model as a function of its parameters: its Jacobian, and products with it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 

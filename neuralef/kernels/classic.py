@@ -1,7 +1,5 @@
 """Kernels of vectors with a formula that a textbook would print."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Any

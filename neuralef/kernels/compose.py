@@ -1,7 +1,5 @@
 """Kernels that are made of other kernels."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Closed-form kernels of infinitely wide multi-layer perceptrons."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The NN-GP kernel of any architecture, from networks drawn out of its prior."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator

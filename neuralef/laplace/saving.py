@@ -1,7 +1,5 @@
 """A posterior in a file: all of it but the model, whose fingerprint stands for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

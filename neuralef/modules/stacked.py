@@ -4,8 +4,6 @@ The same as `vmap` over their weights, without its copies, which move the axis o
 take most of the time of convolutional ones.
 """
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,7 +1,5 @@
 """Multi-layer perceptrons for k functions at once, and the network that solvers take by default."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

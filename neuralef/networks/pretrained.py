@@ -1,7 +1,5 @@
 """Eigenfunctions that start from a trained model of the user's own."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from typing import Any

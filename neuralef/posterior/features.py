@@ -1,7 +1,5 @@
 """A model and the eigenfunctions of its tangent kernel: made together, evaluated together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What posteriors are fitted to, loaders and targets, and how their hyper-parameters are chosen."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

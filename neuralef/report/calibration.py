@@ -1,7 +1,5 @@
 """How well calibrated a posterior is: scores, and what a reliability diagram shows."""
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 from typing import Any

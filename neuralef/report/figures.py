@@ -1,7 +1,5 @@
 """Figures of commands: a result in, figures by their names out; nothing is computed here."""
 
-from __future__ import annotations
-
 from textwrap import fill
 from typing import Any
 

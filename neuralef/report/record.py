@@ -1,7 +1,5 @@
 """What every run leaves behind: one result.json beside its figures."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Tables of commands: a result in, lines and tables for the terminal out; nothing is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Our files: safetensors with a JSON header, written whole or not at all, never pickle."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ A class that can be rebuilt keeps each argument of its constructor under its own
 travel in the state dict; this says what to build before they are loaded.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any, TypeVar

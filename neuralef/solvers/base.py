@@ -1,7 +1,5 @@
 """What every solver promises, and the checks that come before any work."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the solvers that do not train share: exact eigenvectors, carried on by Nyström's formula."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import dataclass

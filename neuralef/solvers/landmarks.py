@@ -1,7 +1,5 @@
 """How to choose the landmarks of Nyström's method."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 J. J. Ryu, X. Xu, H. S. M. Erol, Y. Bu, L. Zheng and G. W. Wornell, ICML 2024.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 E. J. Nyström, Acta Mathematica 54, 1930; C. Williams and M. Seeger, NIPS 2000.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

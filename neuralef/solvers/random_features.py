@@ -3,8 +3,6 @@
 A. Rahimi and B. Recht, NIPS 2007; F. X. Yu et al., NIPS 2016; Y. Cho and L. K. Saul, NIPS 2009.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 N. Halko, P.-G. Martinsson and J. Tropp, SIAM Review 53, 2011.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What all solvers that train networks share: settings, checks, training, refinement."""
 
-from __future__ import annotations
-
 import time
 from abc import abstractmethod
 from collections.abc import Callable

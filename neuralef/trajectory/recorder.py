@@ -3,8 +3,6 @@
 Z. Deng, J. Shi and J. Zhu, ICML 2022, appendix C.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
