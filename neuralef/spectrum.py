@@ -47,11 +47,6 @@ class Spectrum(nn.Module):
     torch.Size([5, 3])
     """
 
-    rotation: Tensor
-    eigenvalues: Tensor
-    residuals: Tensor
-    mean_diagonal: Tensor
-
     def __init__(
         self,
         network: nn.Module,
@@ -74,10 +69,10 @@ class Spectrum(nn.Module):
         self.history = history or []
         self.validation: Certificate | None = None
         of_groups = layout.unfold_groups
-        self.register_buffer("rotation", of_groups(rotation.double()).contiguous())
-        self.register_buffer("eigenvalues", of_groups(eigenvalues.double()))
-        self.register_buffer("residuals", of_groups(residuals.double()))
-        self.register_buffer("mean_diagonal", of_groups(mean_diagonal.double()))
+        self.rotation = nn.Buffer(of_groups(rotation.double()).contiguous())
+        self.eigenvalues = nn.Buffer(of_groups(eigenvalues.double()))
+        self.residuals = nn.Buffer(of_groups(residuals.double()))
+        self.mean_diagonal = nn.Buffer(of_groups(mean_diagonal.double()))
         self.example_keys = None if isinstance(example, Tensor) else list(example)
         tensors = [example] if isinstance(example, Tensor) else example.values()
         for number, tensor in enumerate(tensors):

@@ -19,13 +19,10 @@ from neuralef.sketching import orthogonal_normals
 class FourierFeatures(nn.Module):
     """√2 a (cos ωx, sin ωx) with frequencies ω (s/2, d) and amplitude a (Rahimi & Recht 2007)."""
 
-    frequencies: Tensor
-    amplitude: Tensor
-
     def __init__(self, frequencies: Tensor, amplitude: Tensor) -> None:
         super().__init__()
-        self.register_buffer("frequencies", frequencies)
-        self.register_buffer("amplitude", amplitude)
+        self.frequencies = nn.Buffer(frequencies)
+        self.amplitude = nn.Buffer(amplitude)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, s)."""
@@ -37,16 +34,12 @@ class FourierFeatures(nn.Module):
 class ActivationFeatures(nn.Module):
     """√v φ(Wx + b) and a constant: the features of a random hidden layer (Cho & Saul 2009)."""
 
-    weight: Tensor
-    bias: Tensor
-    scales: Tensor
-
     def __init__(self, weight: Tensor, bias: Tensor, scales: Tensor, activation: str) -> None:
         super().__init__()
         self.activation = activation
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
-        self.register_buffer("scales", scales)  # of the hidden units and of the constant
+        self.weight = nn.Buffer(weight)
+        self.bias = nn.Buffer(bias)
+        self.scales = nn.Buffer(scales)  # of the hidden units and of the constant
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, s)."""
@@ -60,11 +53,9 @@ class ActivationFeatures(nn.Module):
 class LandmarkFeatures(KernelFeatures):
     """√m κ(x, Z) κ(Z, Z)^(−½) for m landmarks Z: κ itself on them, its best copy elsewhere."""
 
-    whitening: Tensor
-
     def __init__(self, kernel: Kernel, landmarks: Tensor, whitening: Tensor) -> None:
         super().__init__(kernel, landmarks)
-        self.register_buffer("whitening", whitening)
+        self.whitening = nn.Buffer(whitening)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, m)."""

@@ -53,12 +53,10 @@ def extend_root(gram: RootGram, weights: Tensor) -> tuple[nn.Module, Tensor]:
 class KernelFeatures(nn.Module):
     """x ↦ κ(x, Z) for landmarks Z: the features of Nyström's formula."""
 
-    landmarks: Tensor
-
     def __init__(self, kernel: Kernel, landmarks: Tensor) -> None:
         super().__init__()
         self.kernel = copy.deepcopy(kernel).requires_grad_(False)  # its user may train it on
-        self.register_buffer("landmarks", landmarks)
+        self.landmarks = nn.Buffer(landmarks)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, m), (n, c, m·c) for joint outputs, (n, c, m) for independent ones."""
@@ -96,8 +94,6 @@ class TangentFunctions(nn.Module):
     torch.Size([5, 2])
     """
 
-    directions: Tensor
-
     def __init__(self, model: nn.Module, directions: Tensor, outputs: int = 1) -> None:
         super().__init__()
         self.tangent = model if isinstance(model, Tangent) else Tangent(model)
@@ -107,7 +103,7 @@ class TangentFunctions(nn.Module):
                 f"and the directions have {len(directions)} rows"
             )
         self.outputs = outputs
-        self.register_buffer("directions", directions.to(self.tangent.dtype))
+        self.directions = nn.Buffer(directions.to(self.tangent.dtype))
 
     def forward(self, x: Points) -> Tensor:
         """(n, k), or (n, c, k)."""
@@ -118,13 +114,10 @@ class TangentFunctions(nn.Module):
 class TrainingPoints(nn.Module):
     """Function values known at the training points and nowhere else."""
 
-    x: Tensor
-    values: Tensor
-
     def __init__(self, x: Tensor, values: Tensor) -> None:
         super().__init__()
-        self.register_buffer("x", x)
-        self.register_buffer("values", values)
+        self.x = nn.Buffer(x)
+        self.values = nn.Buffer(values)
         self._places: tuple[torch.dtype, dict[bytes, int]] | None = None
 
     def forward(self, x: Points) -> Tensor:

@@ -119,13 +119,11 @@ class Centered(Kernel):
     own function.
     """
 
-    reference: Tensor
-
     def __init__(self, kernel: Kernel, reference: Tensor) -> None:
         super().__init__()
         _check_scalar(kernel, reference)
         self.kernel, self.ours = kernel, describe(kernel) is not None
-        self.register_buffer("reference", check_points(reference, integers=kernel.integers))
+        self.reference = nn.Buffer(check_points(reference, integers=kernel.integers))
         self._grand_means: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def _working(self, x: Tensor) -> Tensor:

@@ -133,9 +133,6 @@ class LearntTail(nn.Module):
     small. Far from the data it stays within what it has seen there.
     """
 
-    level: Tensor
-    range: Tensor
-
     def __init__(self, activations: Activations, outputs: int, seed: int = 0) -> None:
         super().__init__()
         self.activations = activations
@@ -144,8 +141,8 @@ class LearntTail(nn.Module):
             activations.size, outputs, WIDTH, activation="gelu", normalize=False, seed=seed
         ).to(like).eval()  # fmt: skip
         zeros = torch.zeros(2, outputs, dtype=torch.float64, device=like.device)
-        self.register_buffer("range", zeros)  # of the logarithms about their level
-        self.register_buffer("level", zeros[0].clone())
+        self.range = nn.Buffer(zeros)  # of the logarithms about their level
+        self.level = nn.Buffer(zeros[0].clone())
 
     def forward(self, seen: Tensor) -> Tensor:
         """In float64."""

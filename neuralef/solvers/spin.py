@@ -103,16 +103,11 @@ class SpINMemory(Objective):
     Functions are taken before their normalisation, whose batch statistics J would not know.
     """
 
-    covariance: Tensor
-    started: Tensor
-
     def __init__(self, network: StackedMLP, decay: float) -> None:
         super().__init__()
         self.decay = decay
-        self.register_buffer(
-            "covariance", torch.zeros(1, network.k, network.k, dtype=torch.float64)
-        )
-        self.register_buffer("started", torch.tensor(False))
+        self.covariance = nn.Buffer(torch.zeros(1, network.k, network.k, dtype=torch.float64))
+        self.started = nn.Buffer(torch.tensor(False))
         for number, weight in enumerate(network.parameters()):
             jacobian = torch.zeros(network.k, *weight.shape, dtype=weight.dtype)
             self.register_buffer(f"jacobian{number}", jacobian)

@@ -37,17 +37,14 @@ class WeightMoments(nn.Module):
     1
     """
 
-    variance: Tensor
-    deviations: Tensor
-
     def __init__(self, model: nn.Module, rank: int = 20) -> None:
         super().__init__()
         self.average, self.rank = AveragedModel(model), rank
         weights = weights_of(model)
         if weights.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a mean in {weights.dtype} loses its digits: use a float32 model")
-        self.register_buffer("variance", torch.zeros_like(weights, dtype=torch.float64))
-        self.register_buffer("deviations", weights.new_zeros(rank, len(weights)))
+        self.variance = nn.Buffer(torch.zeros_like(weights, dtype=torch.float64))
+        self.deviations: Tensor = nn.Buffer(weights.new_zeros(rank, len(weights)))
 
     @property
     def count(self) -> int:
