@@ -9,7 +9,7 @@
 from neuralef import data, kernels, networks
 from neuralef.certificate import Certificate
 from neuralef.gram import DenseGram, FeatureGram, Gram, JacobianGram, KernelGram
-from neuralef.jacobian.folding import fold_batch_norm
+from neuralef.jacobian.models import fold_batch_norm
 from neuralef.laplace import LinearizedLaplace
 from neuralef.solvers import (
     Distill,
@@ -26,25 +26,7 @@ from neuralef.spectrum import Spectrum, load
 __version__ = "0.2.0"
 
 __all__ = [
-    "Certificate",
-    "DenseGram",
-    "Distill",
-    "FeatureGram",
-    "Gram",
-    "JacobianGram",
-    "KernelGram",
-    "LinearizedLaplace",
-    "NestedLoRA",
-    "NeuralEF",
-    "Nystrom",
-    "RandomFeatures",
-    "Solver",
-    "SpIN",
-    "Spectrum",
-    "Subspace",
-    "data",
-    "fold_batch_norm",
-    "kernels",
-    "load",
-    "networks",
-]
+    "Certificate", "DenseGram", "Distill", "FeatureGram", "Gram", "JacobianGram", "KernelGram",
+    "LinearizedLaplace", "NestedLoRA", "NeuralEF", "Nystrom", "RandomFeatures", "Solver", "SpIN",
+    "Spectrum", "Subspace", "data", "fold_batch_norm", "kernels", "load", "networks",
+]  # fmt: skip

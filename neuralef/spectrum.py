@@ -16,15 +16,8 @@ from neuralef.gram import Gram
 from neuralef.kernels.base import Kernel
 from neuralef.memory import CHUNK
 from neuralef.points import Layout, PointDict, Points, points_at_once
-from neuralef.serialization import (
-    below,
-    describe,
-    passed,
-    read_tensors,
-    rebuild,
-    tensors_alone,
-    write_tensors,
-)
+from neuralef.serialization.files import below, read_tensors, tensors_alone, write_tensors
+from neuralef.serialization.modules import describe, passed, rebuild
 
 VALIDATION = "validation."
 # The functions at the example point, by which a model or a network that is passed is known again.
@@ -48,18 +41,11 @@ class Spectrum(nn.Module):
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        rotation: Tensor,
-        eigenvalues: Tensor,
-        residuals: Tensor,
-        mean_diagonal: Tensor,
-        example: Points,
-        layout: Layout = Layout(),  # noqa: B008
-        solver: dict[str, Any] | None = None,
-        history: list[dict[str, Any]] | None = None,
-    ) -> None:
-        """Tensors come folded: rotation (g, m, k), mean_diagonal (g,), the others (g, k).
+        self, network: nn.Module, rotation: Tensor, eigenvalues: Tensor, residuals: Tensor,
+        mean_diagonal: Tensor, example: Points, layout: Layout,
+        solver: dict[str, Any] | None = None, history: list[dict[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        """For c independent outputs tensors are (c, …): rotation (m, k), mean_diagonal ().
 
         `example` is one point of the data, whose shape, dtype and device new points must have.
         """
@@ -68,11 +54,10 @@ class Spectrum(nn.Module):
         self.solver = solver or {}
         self.history = history or []
         self.validation: Certificate | None = None
-        of_groups = layout.unfold_groups
-        self.rotation = nn.Buffer(of_groups(rotation.double()).contiguous())
-        self.eigenvalues = nn.Buffer(of_groups(eigenvalues.double()))
-        self.residuals = nn.Buffer(of_groups(residuals.double()))
-        self.mean_diagonal = nn.Buffer(of_groups(mean_diagonal.double()))
+        self.rotation = nn.Buffer(rotation.double().contiguous())
+        self.eigenvalues = nn.Buffer(eigenvalues.double())
+        self.residuals = nn.Buffer(residuals.double())
+        self.mean_diagonal = nn.Buffer(mean_diagonal.double())
         self.example_keys = None if isinstance(example, Tensor) else list(example)
         tensors = [example] if isinstance(example, Tensor) else example.values()
         for number, tensor in enumerate(tensors):
@@ -178,8 +163,10 @@ class Spectrum(nn.Module):
         return self._alike(self.rotation, values, torch.full_like(values, torch.nan))
 
     def _alike(self, rotation: Tensor, eigenvalues: Tensor, residuals: Tensor) -> Spectrum:
-        tensors = (rotation, eigenvalues, residuals, self.mean_diagonal)
-        return _unfolded(self.network, tensors, self.point, self.layout, self.solver, self.history)
+        return Spectrum(
+            self.network, rotation, eigenvalues, residuals, self.mean_diagonal, self.point,
+            self.layout, self.solver, self.history,
+        )  # fmt: skip
 
     def certificate(self, gram: Gram) -> Certificate:
         """Judge the pairs on a Gram of fresh points, which training has not seen."""
@@ -222,14 +209,10 @@ class Spectrum(nn.Module):
 
 
 def load(
-    path: str | Path,
-    *,
-    network: nn.Module | None = None,
-    kernel: Kernel | None = None,
-    feature_map: Callable[[Any], Tensor] | Kernel | None = None,
-    model: nn.Module | None = None,
+    path: str | Path, *, network: nn.Module | None = None, kernel: Kernel | None = None,
+    feature_map: Callable[[Any], Tensor] | Kernel | None = None, model: nn.Module | None = None,
     device: str | torch.device = "cpu",
-) -> Spectrum:
+) -> Spectrum:  # fmt: skip
     """Read a spectrum that `Spectrum.save` wrote.
 
     Our own networks and kernels are rebuilt from the file; a `network`, a `kernel`, a `feature_map`
@@ -243,12 +226,9 @@ def load(
 
 
 def unpack(
-    path: Path,
-    header: dict[str, Any],
-    tensors: dict[str, Tensor],
-    given: dict[str, Any],
+    path: Path, header: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any],
     device: str | torch.device,
-) -> Spectrum:
+) -> Spectrum:  # fmt: skip
     """The spectrum that `Spectrum.pack` packed, made around what the user passes."""
     try:
         own = type(given["network"]).__name__ == header["network"].get("class")
@@ -273,8 +253,11 @@ def _assembled(network: nn.Module, header: dict[str, Any], tensors: dict[str, Te
     layout, keys = Layout(**header["layout"]), header["example"]
     parts = [tensors[f"example{number}"] for number in range(len(keys or "x"))]
     example = parts[0] if keys is None else PointDict(zip(keys, parts, strict=True))
-    buffers = tuple(tensors[name] for name in BUFFERS)
-    spectrum = _unfolded(network, buffers, example, layout, header["solver"], header["history"])
+    rotation, values, residuals, diagonal = (tensors[name] for name in BUFFERS)
+    spectrum = Spectrum(
+        network, rotation, values, residuals, diagonal, example, layout, header["solver"],
+        header["history"],
+    )  # fmt: skip
     for name, value in (*spectrum.named_parameters(), *spectrum.named_buffers()):
         if name in tensors:
             value.data = value.data.to(tensors[name].dtype)  # in place, so that ties stay tied
@@ -284,17 +267,6 @@ def _assembled(network: nn.Module, header: dict[str, Any], tensors: dict[str, Te
     if certificate:
         spectrum.validation = Certificate(points=header["validation_points"], **certificate)
     return spectrum
-
-
-def _unfolded(
-    network: nn.Module, buffers: tuple[Tensor, ...], example: Points, layout: Layout,
-    solver: dict[str, Any], history: list[dict[str, Any]],
-) -> Spectrum:  # fmt: skip
-    """A spectrum of tensors that are not folded, in the order of `BUFFERS`."""
-    rotation, eigenvalues, residuals, diagonal = (layout.fold_groups(t) for t in buffers)
-    return Spectrum(
-        network, rotation, eigenvalues, residuals, diagonal, example, layout, solver, history
-    )
 
 
 def _recognise(spectrum: Spectrum, probe: Tensor) -> None:

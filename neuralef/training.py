@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.serialization import below, check_writable, read_tensors, write_tensors
+from neuralef.serialization.files import below, check_writable, read_tensors, write_tensors
 
 WARM_UP = 5  # steps before one is captured: libraries choose their algorithms in them
 CHECKPOINT_SECONDS = 30.0
@@ -65,14 +65,9 @@ class Step:
     """
 
     def __init__(
-        self,
-        optimizer: Callable[..., torch.optim.Optimizer],
-        parameters: Iterable[nn.Parameter],
-        backward: Callable[[Tensor], None],
-        *,
-        captured: bool = False,
-        **options: Any,
-    ) -> None:
+        self, optimizer: Callable[..., torch.optim.Optimizer], parameters: Iterable[nn.Parameter],
+        backward: Callable[[Tensor], None], *, captured: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
         parameters = list(parameters)
         device = parameters[0].device
         self.backward = backward

@@ -15,7 +15,7 @@ from neuralef.cli.shared import Choices, Device, Json, argument, choose, command
 from neuralef.data.tables import check_suffix, read_table, write_table
 from neuralef.kernels import MLPGP, MLPNTK, RBF, Kernel, Linear, Matern, Periodic, Polynomial
 from neuralef.report.record import timed
-from neuralef.serialization import check_writable
+from neuralef.serialization.files import check_writable
 from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN, Subspace
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import load

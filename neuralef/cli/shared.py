@@ -20,7 +20,7 @@ from neuralef.progress import silence
 from neuralef.report.figures import FIGURES
 from neuralef.report.record import read_result, write_figure, write_result
 from neuralef.report.tables import TABLES, Lines, lines_of
-from neuralef.serialization import check_writable
+from neuralef.serialization.files import check_writable
 
 Choices = Mapping[str, Callable[..., Any]]
 
@@ -66,12 +66,9 @@ def choose(
 
 
 def command(
-    experiment: str,
-    settings: Any,
-    run: Callable[[Any, Path, str], dict[str, Any]],
-    out: Any = Parameter.empty,
-    checkpoint: str = "",
-) -> Callable[..., None]:
+    experiment: str, settings: Any, run: Callable[[Any, Path, str], dict[str, Any]],
+    out: Any = Parameter.empty, checkpoint: str = "",
+) -> Callable[..., None]:  # fmt: skip
     """The command whose options are the fields of a dataclass, with its docstring for help.
 
     What run(settings, out, device) measures is written, drawn and printed. A file `checkpoint` in

@@ -6,7 +6,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from neuralef.serialization import check_writable, replace_file
+from neuralef.serialization.files import check_writable, replace_file
 
 WRITTEN = (".npy", ".npz", ".csv")
 READ = (*WRITTEN, ".parquet")

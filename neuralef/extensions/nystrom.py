@@ -14,7 +14,7 @@ from neuralef.gram import Gram, RootGram
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.points import Layout, Points, flat
-from neuralef.serialization import describe, rebuildable
+from neuralef.serialization.modules import describe, rebuildable
 
 
 def extend(gram: Gram, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vmap
 
-from neuralef.jacobian import inspection
-from neuralef.jacobian.inspection import Weights
+from neuralef.jacobian import models
 from neuralef.jacobian.layers import layer_blocks, whole
+from neuralef.jacobian.models import Weights
 from neuralef.points import Points, each, in_double, outside_inference
 
 # Relative errors of methods that agree: in the model's own precision, and in float64, in which some
@@ -49,7 +49,7 @@ def vmap_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
         return values_at(model, weights, each(point, lambda value: value[None]))[0]
 
     known = dict(x) if isinstance(x, dict) else x  # vmap looks into no dicts but plain ones
-    with inspection.differentiable():
+    with models.differentiable():
         parts = vmap(jacrev(one), in_dims=(None, 0))(weights_of(model, names), known)
     return torch.cat([parts[name].flatten(2) for name in names], dim=2)
 
@@ -57,7 +57,7 @@ def vmap_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
 def loop_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
     """J(x) by plain autograd, one output of one point at a time."""
     rows = []
-    with inspection.trained(model, names) as weights, torch.enable_grad():
+    with models.trained(model, names) as weights, torch.enable_grad():
         for i in range(len(x)):
             rows += [_gradient(value, weights) for value in model(x[i : i + 1]).reshape(-1)]
     return torch.stack(rows).unflatten(0, (len(x), -1))
@@ -71,7 +71,7 @@ def _gradient(out: Tensor, weights: list[Tensor], u: Tensor | None = None) -> Te
 FAST = {"layers": layer_jacobian, "vmap": vmap_jacobian}  # the faster one first
 
 
-@inspection.full_precision()
+@models.full_precision()
 @torch.inference_mode(False)
 def fastest_method(model: nn.Module, names: list[str], x: Points) -> str:
     """The first of `FAST` that agrees with plain autograd at the points x, or else "loop".
@@ -116,17 +116,17 @@ def _close(found: Tensor, true: Tensor, slack: float) -> bool:
     return bool((found - true).abs().max() <= slack * true.abs().max())
 
 
-@inspection.full_precision()
+@models.full_precision()
 def by_columns(
     model: nn.Module, names: list[str], x: Points, V: Tensor, epsilon: float | None = None
 ) -> Tensor:
     """J(x) V, (n, c, m), of V (p, m): some columns and some points at a time."""
     column = partial(_pushed, model, weights_of(model, names), epsilon=epsilon)
     columns = vmap(column, in_dims=(None, 1), out_dims=-1)
-    budget = inspection.activations_at_once(model, x)
+    budget = models.activations_at_once(model, x)
     points = min(len(x), max(64, math.isqrt(budget)))
     groups = V.split(max(1, budget // points), dim=1)
-    with inspection.differentiable():
+    with models.differentiable():
         parts = [torch.cat([columns(some, v) for v in groups], -1) for some in x.split(points)]
     return torch.cat(parts)
 
@@ -163,13 +163,13 @@ def reaches_all_weights(model: nn.Module, names: list[str], x: Points) -> bool:
         return False
 
 
-@inspection.full_precision()
+@models.full_precision()
 @torch.inference_mode(False)
 def _is_dual(model: nn.Module, names: list[str], x: Points) -> bool:
     """Whether u·(J v), forward, is (Jᵀu)·v, backward, for random u and v."""
     x, generator = outside_inference(x), torch.Generator().manual_seed(0)
-    with inspection.differentiable():
-        with inspection.trained(model, names) as weights, torch.enable_grad():
+    with models.differentiable():
+        with models.trained(model, names) as weights, torch.enable_grad():
             out = model(x)
             u = torch.randn(out.shape, generator=generator).to(out)
             gradient = _gradient(out, weights, u)

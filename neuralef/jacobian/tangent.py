@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from neuralef.jacobian import inspection, methods
+from neuralef.jacobian import methods, models
 from neuralef.jacobian.layers import layer_blocks, whole
 from neuralef.memory import device_kind
 from neuralef.points import Points, needs_gradient, outside_inference
@@ -29,7 +29,7 @@ class Tangent(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        inspection.check_model(model)
+        models.check_model(model)
         self.names = [name for name, value in model.named_parameters() if value.requires_grad]
         if not self.names:
             raise ValueError("no parameter of the model requires gradients: the NTK is zero")
@@ -58,7 +58,7 @@ class Tangent(nn.Module):
             if self.dtype.itemsize < 4:
                 advice = "too coarse for derivatives: call model.float() first"
             raise ValueError(f"the model holds {self.dtype}, {advice}")
-        return inspection.try_model(self.model, x)
+        return models.try_model(self.model, x)
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters by name, detached."""
@@ -70,7 +70,7 @@ class Tangent(nn.Module):
             self._method = methods.fastest_method(self.model, self.names, x[:2])
         return self._method
 
-    @inspection.full_precision()
+    @models.full_precision()
     @torch.inference_mode(False)
     def jacobian(self, x: Points, sketch: CountSketch | None = None) -> Tensor:
         """J(x), (n, c, p), of a few points, or its sketch, (n, c, s)."""
@@ -94,12 +94,12 @@ class Tangent(nn.Module):
         """How many points' Jacobians make one chunk, and what is differentiated for them."""
         kind, size = device_kind(x.device), outputs * self.size
         if self._fastest(x) == "layers":
-            found = inspection.activations(self.model, x[:1])
+            found = models.activations(self.model, x[:1])
             held = outputs * sum(number for module, number in found if module._parameters)
-            return inspection.points_in(inspection.LAYERWISE_CHUNK[kind], max(size, held))
-        most = inspection.JACOBIAN_CHUNK[kind]
-        held = outputs * inspection.saved_for_backward(self.model, self.names, x[:1])
-        return max(1, min(most // size, inspection.points_in(most, max(1, held))))
+            return models.points_in(models.LAYERWISE_CHUNK[kind], max(size, held))
+        most = models.JACOBIAN_CHUNK[kind]
+        held = outputs * models.saved_for_backward(self.model, self.names, x[:1])
+        return max(1, min(most // size, models.points_in(most, max(1, held))))
 
     def push(self, x: Points, directions: Tensor, outputs: int) -> Tensor:
         """J(x) V for directions V (p, m): (n, c, m), by whichever method is the cheaper."""

@@ -12,7 +12,7 @@ from neuralef.kernels.base import Kernel
 from neuralef.kernels.classic import Positive, check_pair
 from neuralef.memory import CHUNK
 from neuralef.points import Layout, Points
-from neuralef.serialization import describe, rebuildable
+from neuralef.serialization.modules import describe, rebuildable
 
 
 def _check_scalar(kernel: Kernel, x: Points | None = None) -> None:

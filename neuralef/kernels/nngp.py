@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from neuralef.checks import check_count, check_points, check_positive
-from neuralef.jacobian import inspection
-from neuralef.jacobian.inspection import LAYERS, Weights
+from neuralef.jacobian import models
+from neuralef.jacobian.models import LAYERS, Weights
 from neuralef.kernels.base import SampledKernel
 from neuralef.modules.stacked import evaluate_stack, is_plain
 from neuralef.points import Layout, Points, needs_gradient
@@ -69,14 +69,14 @@ class NNGP(SampledKernel):
             raise ValueError(
                 "torch's recurrent layers take no other weights: use nn.LSTMCell and the like"
             )
-        inspection.check_model(net.eval())
+        models.check_model(net.eval())
         return net.requires_grad_(False)
 
     def layout(self, x: Points) -> Layout:
         """That of the networks' outputs, after a trial of one on the first of the points x."""
         x = check_points(x, integers=True)
         first = _first(next(self._draws(x)))
-        found = inspection.try_model(lambda points: functional_call(self.net, first, (points,)), x)
+        found = models.try_model(lambda points: functional_call(self.net, first, (points,)), x)
         return Layout(1 if self.marginalize else found)
 
     def features(self, x: Points) -> Tensor:
@@ -172,7 +172,7 @@ class NNGP(SampledKernel):
     def _evaluate(self, body: nn.Module, weights: Weights, x: Points) -> Tensor:
         """The outputs of stacked networks at all points: (n, networks), or (n, c, networks)."""
         first, count = _first(weights), len(next(iter(weights.values())))
-        size = max(1, inspection.activations_at_once(body, x, first) // count)
+        size = max(1, models.activations_at_once(body, x, first) // count)
         values = torch.cat([_run(body, weights, part) for part in x.split(size)])
         if self.marginalize:
             return values.flatten(1)
@@ -193,7 +193,7 @@ def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
     def one(given: Weights, points: Points) -> Tensor:
         return functional_call(net, given, (points,))
 
-    with inspection.differentiable():
+    with models.differentiable():
         return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, x)
 
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_alike, check_choice, check_count, check_points, check_positive
-from neuralef.jacobian.folding import fold_batch_norm
-from neuralef.jacobian.inspection import check_model
+from neuralef.jacobian.models import check_model, fold_batch_norm
 from neuralef.kernels.ntk import NTK
 from neuralef.linalg import descending_eigh
 from neuralef.metrics import nll

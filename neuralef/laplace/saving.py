@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from neuralef.jacobian.folding import fold_batch_norm
+from neuralef.jacobian.models import fold_batch_norm
 from neuralef.kernels.ntk import NTK
 from neuralef.laplace.laplace import CHOSEN, LinearizedLaplace
 from neuralef.points import move, twice
 from neuralef.posterior.features import Features, outputs_of, unpack_features
 from neuralef.posterior.regression import LearntTail
-from neuralef.serialization import below, fingerprint, read_tensors, write_tensors
+from neuralef.serialization.files import below, fingerprint, read_tensors, write_tensors
 
 FORMAT = "posterior"
 NUMBERS = (

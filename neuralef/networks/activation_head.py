@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.jacobian.inspection import check_model, layer_by_layer
+from neuralef.jacobian.models import LAYERS, check_model, layer_by_layer
 from neuralef.modules.heads import Normalized
 from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, move, points_at_once, twice
@@ -19,7 +19,6 @@ from neuralef.serialization import rebuildable
 
 HELD = 2**28  # activations of all points, at most
 LOOKED_AT = 2**28  # activations that means, scales and tails are learnt from, at most
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Activations(nn.Module):

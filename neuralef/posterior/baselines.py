@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_count
-from neuralef.jacobian.inspection import check_model
+from neuralef.jacobian.models import check_model
 from neuralef.metrics import nll
 from neuralef.points import Points
 from neuralef.posterior.features import outputs_of

@@ -10,13 +10,13 @@ from torch.nn.utils import get_total_norm
 
 from neuralef.checks import check_alike, check_points
 from neuralef.gram import FeatureGram, Gram
-from neuralef.jacobian.inspection import check_model
+from neuralef.jacobian.models import check_model
 from neuralef.kernels.ntk import NTK
 from neuralef.memory import check_memory
 from neuralef.networks.activation_head import ActivationHead, Activations
 from neuralef.points import Points, evaluate, move, points_at_once
 from neuralef.posterior.regression import LearntTail
-from neuralef.serialization import fingerprint
+from neuralef.serialization.files import fingerprint
 from neuralef.solvers import Distill, NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum, unpack

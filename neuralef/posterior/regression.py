@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_finite, check_points, check_positive
-from neuralef.jacobian.inspection import check_model
+from neuralef.jacobian.models import check_model
 from neuralef.networks.activation_head import Activations
 from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, move, tensors_of

@@ -4,7 +4,7 @@ from neuralef.report.calibration import BINS, interval_scores, picture, scores
 from neuralef.report.figures import INSIDE, OUTSIDE, coverage, entropies, ladder, panel, reliability
 from neuralef.report.record import KEYS, environment, read_result, timed, write_figure, write_result
 from neuralef.report.tables import lines_of, make_table, number
-from neuralef.serialization import check_writable, write_json
+from neuralef.serialization.files import check_writable, write_json
 
 __all__ = [
     "BINS", "INSIDE", "KEYS", "OUTSIDE", "check_writable", "coverage", "entropies", "environment",

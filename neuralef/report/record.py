@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from neuralef.serialization import write_json
+from neuralef.serialization.files import write_json
 
 KEYS = {"experiment", "preset", "config", "environment", "paper", "measured"}
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "laplace-torch")  # if installed

@@ -11,13 +11,6 @@ from neuralef.solvers.subspace import Subspace
 from neuralef.solvers.trained import TrainedSolver
 
 __all__ = [
-    "Distill",
-    "NestedLoRA",
-    "NeuralEF",
-    "Nystrom",
-    "RandomFeatures",
-    "Solver",
-    "SpIN",
-    "Subspace",
+    "Distill", "NestedLoRA", "NeuralEF", "Nystrom", "RandomFeatures", "Solver", "SpIN", "Subspace",
     "TrainedSolver",
-]
+]  # fmt: skip

@@ -135,17 +135,10 @@ def _why(solver: Solver, floor: Tensor, span: int | None) -> str:
 
 
 def make_spectrum(
-    solver: Solver,
-    gram: Gram,
-    network: nn.Module,
-    rotation: Tensor,
-    eigenvalues: Tensor,
-    residuals: Tensor,
-    *,
-    validation: Gram | None = None,
-    history: list[dict[str, Any]] | None = None,
-    span: int | None = None,
-) -> Spectrum:
+    solver: Solver, gram: Gram, network: nn.Module, rotation: Tensor, eigenvalues: Tensor,
+    residuals: Tensor, *, validation: Gram | None = None,
+    history: list[dict[str, Any]] | None = None, span: int | None = None,
+) -> Spectrum:  # fmt: skip
     """Drop the pairs that are not there, say so, and hand out the result with its certificate.
 
     Arguments come folded: rotation (g, m, k), eigenvalues and residuals (g, k), descending. `span`
@@ -165,17 +158,13 @@ def make_spectrum(
     # Without refinement the pairs are not sorted, and one that is not there may stand between
     # others.
     kept = int(there.any(0).nonzero().max()) + 1
+    of_groups = gram.layout.unfold_groups
     spectrum = Spectrum(
-        network,
-        torch.where(there[:, None, :], rotation, 0.0)[..., :kept],
-        torch.where(there, eigenvalues, 0.0)[:, :kept],
-        torch.where(there, residuals, torch.nan)[:, :kept],
-        mean_diagonal,
-        gram.x[:1],
-        gram.layout,
-        solver.settings(),
-        history,
-    )
+        network, of_groups(torch.where(there[:, None, :], rotation, 0.0)[..., :kept]),
+        of_groups(torch.where(there, eigenvalues, 0.0)[:, :kept]),
+        of_groups(torch.where(there, residuals, torch.nan)[:, :kept]), of_groups(mean_diagonal),
+        gram.x[:1], gram.layout, solver.settings(), history,
+    )  # fmt: skip
     if validation is not None:
         spectrum.validation = spectrum.certificate(validation)
     return spectrum

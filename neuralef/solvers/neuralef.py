@@ -45,17 +45,9 @@ class NeuralEF(TrainedSolver):
     ) -> NeuralEF:
         """Algorithm 1 to the letter: batches of 256, Adam at 1e-3, nothing after training."""
         return cls(
-            k,
-            deflation="paper",
-            steps=steps,
-            learning_rate=1e-3,
-            schedule="constant",
-            bandwidth=1.0,
-            oversample=0,
-            refine=False,
-            seed=seed,
-            progress=progress,
-        )
+            k, deflation="paper", steps=steps, learning_rate=1e-3, schedule="constant",
+            bandwidth=1.0, oversample=0, refine=False, seed=seed, progress=progress,
+        )  # fmt: skip
 
     def objective(self, network: nn.Module, gram: Gram) -> CotangentObjective:
         """The gradient in ψ of the chosen deflation."""

@@ -104,13 +104,9 @@ class Subspace(ExactSolver):
             return few._top(part.normal, (gram.groups, gram.features), gram, generator)[1]
 
     def _top(
-        self,
-        multiply: Callable[[Tensor], Tensor],
-        shape: tuple[int, int],
-        gram: Gram,
-        generator: torch.Generator,
-        start: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, multiply: Callable[[Tensor], Tensor], shape: tuple[int, int], gram: Gram,
+        generator: torch.Generator, start: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Top eigenvalues (g, width), orthonormal eigenvectors (g, size, width) and their images.
 
         The images are those of the last product, so that residuals cost no further one.

@@ -18,7 +18,8 @@ from neuralef.modules import L2BatchNorm, Normalized
 from neuralef.networks import default_network, past_the_model
 from neuralef.points import evaluate, flat, tensors_of
 from neuralef.progress import Display, silence
-from neuralef.serialization import describe, digest, passed
+from neuralef.serialization.files import digest
+from neuralef.serialization.modules import describe, passed
 from neuralef.solvers.base import (
     Objective,
     Solver,
@@ -115,14 +116,9 @@ class TrainedSolver(Solver):
         return eigenvalues, rotation, residual_norms(psi, k_psi, eigenvalues, rotation)
 
     def solve(
-        self,
-        gram: Gram,
-        network: nn.Module | None = None,
-        *,
-        validation: Gram | None = None,
-        callback: Callback | None = None,
-        checkpoint: str | Path | None = None,
-    ) -> Spectrum:
+        self, gram: Gram, network: nn.Module | None = None, *, validation: Gram | None = None,
+        callback: Callback | None = None, checkpoint: str | Path | None = None,
+    ) -> Spectrum:  # fmt: skip
         """Train, then refine; see `Solver.solve`.
 
         A network of your own maps the points to (n, m), or (n, c, m), with m ≥ k; the functions
@@ -164,13 +160,9 @@ class _Run:
     """A training: what a checkpoint holds of it, and the loop."""
 
     def __init__(
-        self,
-        solver: TrainedSolver,
-        gram: Gram,
-        network: nn.Module,
-        objective: Objective,
+        self, solver: TrainedSolver, gram: Gram, network: nn.Module, objective: Objective,
         functions: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.solver, self.gram, self.network = solver, gram, network
         self.objective = objective.to(gram.device)
         self.averages = torch.zeros(gram.groups, functions, dtype=torch.float64, device=gram.device)

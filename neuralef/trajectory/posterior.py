@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.checks import check_count, check_points
-from neuralef.jacobian.inspection import check_model
+from neuralef.jacobian.models import check_model
 from neuralef.points import Points, points_at_once
 from neuralef.posterior.features import Features, unpack_features
 from neuralef.posterior.predictive import DRAWS, Gaussian, to_probabilities
-from neuralef.serialization import fingerprint, read_tensors, write_tensors
+from neuralef.serialization.files import fingerprint, read_tensors, write_tensors
 from neuralef.sketching import even_normals
 from neuralef.spectrum import Spectrum
 

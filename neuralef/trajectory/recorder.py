@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_choice, check_count, check_points
 from neuralef.gram import FeatureGram
 from neuralef.points import Points, points_at_once
-from neuralef.serialization import below
+from neuralef.serialization.files import below
 from neuralef.training import joined
 from neuralef.trajectory.weights import WeightMoments, kept_modes
 

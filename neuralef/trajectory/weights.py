@@ -20,7 +20,7 @@ from neuralef.points import Points
 from neuralef.posterior.baselines import MAP
 from neuralef.posterior.features import outputs_of
 from neuralef.posterior.predictive import Gaussian, to_probabilities
-from neuralef.serialization import below, read_tensors, write_tensors
+from neuralef.serialization.files import below, read_tensors, write_tensors
 from neuralef.training import joined
 
 AVERAGE, GAUSSIAN = "swa", "swag"

@@ -7,8 +7,8 @@ from truth import points
 
 import neuralef as nef
 from neuralef.gram import JacobianGram
-from neuralef.jacobian import inspection
-from neuralef.jacobian.folding import fold_batch_norm
+from neuralef.jacobian import models
+from neuralef.jacobian.models import fold_batch_norm
 from neuralef.solvers import subspace
 
 OUTPUTS = 2
@@ -146,9 +146,9 @@ def dense_jacobian(model, x):
 
 def held_at_once(monkeypatch, numbers):
     """So many numbers of a Jacobian, whichever way it is made."""
-    for chunk in (inspection.JACOBIAN_CHUNK, inspection.LAYERWISE_CHUNK):
+    for chunk in (models.JACOBIAN_CHUNK, models.LAYERWISE_CHUNK):
         monkeypatch.setitem(chunk, "cpu", numbers)
-    monkeypatch.setattr(inspection, "MOST", numbers)
+    monkeypatch.setattr(models, "MOST", numbers)
 
 
 def whole_up_to(monkeypatch, side):

@@ -8,7 +8,7 @@ from torch import nn
 from truth import assert_close, points
 
 from neuralef.gram import JacobianGram
-from neuralef.jacobian import inspection, tangent
+from neuralef.jacobian import models, tangent
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels import NTK, ntk
 from neuralef.sketching import CountSketch
@@ -49,7 +49,7 @@ def test_chunks_of_any_size_give_the_same(case, method, monkeypatch):
     whole, block = evaluate(x), kernel(some(x, slice(9)), some(x, slice(6, 9)))
     for size in (1, 1000):
         held_at_once(monkeypatch, size)
-        monkeypatch.setitem(inspection.ACTIVATION_CHUNK, "cpu", size)
+        monkeypatch.setitem(models.ACTIVATION_CHUNK, "cpu", size)
         tolerance = 1e-8 if method == "finite_difference" else 1e-12
         assert_close(evaluate(x), whole, tolerance)
         assert_close(kernel(some(x, slice(9)), some(x, slice(6, 9))), block, tolerance)

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from truth import points
 
 from neuralef.gram import FeatureGram
-from neuralef.jacobian import inspection
+from neuralef.jacobian import models
 from neuralef.kernels import MLPGP, NNGP
 
 
@@ -179,7 +179,7 @@ def test_features_depend_on_the_seed_alone(prior, marginalize, monkeypatch):
     torch.testing.assert_close(features(x=X[[4, 2]]), whole[[4, 2]])
     torch.testing.assert_close(features(x=X.float()).double(), whole, rtol=0, atol=1e-5)
     assert features(x=X.float()).dtype == torch.float32
-    monkeypatch.setitem(inspection.ACTIVATION_CHUNK, "cpu", 1)
+    monkeypatch.setitem(models.ACTIVATION_CHUNK, "cpu", 1)
     torch.testing.assert_close(features(), whole)
 
 

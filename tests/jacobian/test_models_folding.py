@@ -6,7 +6,7 @@ from torch import nn
 from truth import points
 
 import neuralef as nef
-from neuralef.jacobian.folding import fold_batch_norm
+from neuralef.jacobian.models import fold_batch_norm
 from neuralef.kernels import NTK
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from truth import points
 
 from neuralef.gram import JacobianGram
-from neuralef.jacobian import inspection
+from neuralef.jacobian import models
 from neuralef.kernels import NNGP, NTK
 
 
@@ -164,6 +164,6 @@ def test_the_newer_names_of_precision_are_respected(monkeypatch):
         conv = Newer()
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with inspection._no_tf32(Older(), Family, "conv"):
+    with models._no_tf32(Older(), Family, "conv"):
         assert Family.conv.fp32_precision == "ieee"
     assert Family.conv.fp32_precision == "tf32"
