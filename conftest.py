@@ -5,8 +5,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from users import user  # noqa: F401
 
-from neuralef.cli.app import app as library
-from neuralef.cli.shared import ended
+from neuralef.cli import main
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,10 +25,10 @@ def called(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NEURALEF_DATA", raising=False)
 
-    def call(app, *words):
+    def call(run, *words):
         monkeypatch.setattr(sys, "argv", ["neuralef", *map(str, words)])
         with pytest.raises(SystemExit) as left:
-            ended(app)
+            run()
         printed = capsys.readouterr()
         return left.value.code or 0, printed.out, printed.err
 
@@ -39,4 +38,4 @@ def called(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def neuralef(called):
     """Call the library's command."""
-    return lambda *words: called(library, *words)
+    return lambda *words: called(main, *words)

@@ -39,10 +39,8 @@ class Certificate:
         """The certificate of the first k pairs."""
         first = {name: getattr(self, name)[..., :k] for name in PER_PAIR}
         kept, whole = first["estimates"].nansum(-1), self.estimates.nansum(-1)
-        explained = self.explained_trace * torch.where(whole > 0, kept / whole, 0.0)
-        return replace(
-            self, overlaps=self.overlaps[..., :k, :k], explained_trace=explained, **first
-        )
+        share = self.explained_trace * torch.where(whole > 0, kept / whole, 0.0)
+        return replace(self, overlaps=self.overlaps[..., :k, :k], explained_trace=share, **first)
 
     @property
     def largest_overlap(self) -> float:

@@ -17,10 +17,10 @@ from neuralef.kernels.base import Kernel
 from neuralef.memory import CHUNK
 from neuralef.points import Layout, PointDict, Points, points_at_once
 from neuralef.serialization.files import below, read_tensors, tensors_alone, write_tensors
-from neuralef.serialization.modules import describe, passed, rebuild
+from neuralef.serialization.modules import describe, rebuild
 
 VALIDATION = "validation."
-# The functions at the example point, by which a model or a network that is passed is known again.
+# The functions at the example point, by which damage and what is passed are known.
 PROBE = "probe"
 BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
 
@@ -135,9 +135,8 @@ class Spectrum(nn.Module):
         check_count(k, "k")
         if k > self.k:
             raise ValueError(f"this spectrum holds {self.k} pairs, cannot keep {k}")
-        fewer = self._alike(
-            self.rotation[..., :k], self.eigenvalues[..., :k], self.residuals[..., :k]
-        )
+        first = (t[..., :k] for t in (self.rotation, self.eigenvalues, self.residuals))
+        fewer = self._alike(*first)
         fewer.validation = None if self.validation is None else self.validation.truncate(k)
         return fewer
 
@@ -171,9 +170,7 @@ class Spectrum(nn.Module):
     def certificate(self, gram: Gram) -> Certificate:
         """Judge the pairs on a Gram of fresh points, which training has not seen."""
         if not isinstance(gram, Gram):
-            raise TypeError(
-                f"a certificate needs a Gram of fresh points, got {type(gram).__name__}"
-            )
+            raise TypeError(f"expected a Gram of fresh points, got {type(gram).__name__}")
         if gram.layout != self.layout:
             raise ValueError(f"the spectrum has {self.layout}, the Gram {gram.layout}")
         with torch.no_grad():
@@ -233,14 +230,12 @@ def unpack(
     try:
         own = type(given["network"]).__name__ == header["network"].get("class")
         network = given["network"] if own else rebuild(header["network"], given)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} {error}") from error
-    try:
         probe = tensors.pop(PROBE)
         spectrum = _assembled(network, header, dict(tensors)).to(device)
-        if passed(header["network"]):
-            _recognise(spectrum, probe)
+        _recognise(spectrum, probe)
         return spectrum
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"{path} is damaged, or what was passed does not fit it: {type(error).__name__} {error}"
@@ -275,6 +270,6 @@ def _recognise(spectrum: Spectrum, probe: Tensor) -> None:
         values = spectrum(spectrum.point).to(probe)
     if not torch.allclose(values, probe, rtol=1e-2, atol=1e-2 * float(probe.abs().max())):
         raise ValueError(
-            "what was passed does not give the functions that were saved: make it as it was made "
-            "for the solver, with the same settings and seed"
+            "what was passed does not give the functions that were saved, or the file is damaged: "
+            "make it as it was made for the solver, with the same settings and seed"
         )

@@ -61,14 +61,12 @@ def solve_quietly(solver: Solver, gram: Gram) -> tuple[Spectrum, float]:
         return timed(solver.solve, gram)
 
 
-def compare(
-    spectrum: Spectrum, truth: Spectrum, x: Tensor, weights: Tensor | None = None
-) -> Tensor:
+def compare(ours: Spectrum, truth: Spectrum, x: Tensor, weights: Tensor | None = None) -> Tensor:
     """1 − |cos| of the functions that both hold, in L²(q) by points x of any dtype."""
-    pairs = min(spectrum.k, truth.k)
+    pairs = min(ours.k, truth.k)
     root = 1 if weights is None else weights.sqrt()[:, None]
     with torch.no_grad():
-        found, exact = spectrum(x.to(spectrum.dtype))[:, :pairs].double(), truth(x)[:, :pairs]
+        found, exact = ours(x.to(ours.dtype))[:, :pairs].double(), truth(x)[:, :pairs]
     return 1 - cosine_similarity(root * found, root * exact, dim=0).abs()
 
 
@@ -88,6 +86,7 @@ def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) ->
         reference = truth(grid)
         found = spectrum(grid.float()).double()[:, : truth.k]
     found = found * (found * reference[:, : found.shape[1]]).sum(0).sign()
+    curves = {"grid": grid[:, 0], "truth": reference.T, "found": found.T}
     spectra = {"truth": truth, "sample": exact, "found": spectrum}
     return {
         "formula": problem.formula,
@@ -105,11 +104,7 @@ def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) ->
         "residuals": spectrum.residuals.tolist(),
         "explained_trace": spectrum.explained_trace.item(),
         "certificate": certificate.to_json(),
-        "curves": {
-            "grid": grid[:, 0].tolist(),
-            "truth": reference.T.tolist(),
-            "found": found.T.tolist(),
-        },
+        "curves": {name: values.tolist() for name, values in curves.items()},
     }
 
 

@@ -40,7 +40,7 @@ class Fit:
     """Find the top eigenpairs of a kernel on your data; repeated, an interrupted run goes on."""
 
     data: str = argument(".npy, .npz, .csv or .parquet, a point per row.")
-    kernel: str = option("rbf, matern, periodic, linear, polynomial, mlpgp or mlpntk.", "rbf")
+    kernel: str = option(f"One of {', '.join(KERNELS)}.", "rbf")
     k: int = option("Number of eigenpairs.", 10)
     lengthscale: float | None = option(
         "Lengthscale of rbf, matern and periodic.", None, "the median distance; 1"
@@ -52,9 +52,7 @@ class Fit:
     activation: str | None = option("Activation of mlpgp and mlpntk: relu or erf.", None, "relu")
     depth: int | None = option("Number of linear layers of mlpgp and mlpntk.", None, "3")
     center: bool = option("Centre the kernel: kernel PCA.", False)
-    solver: str = option(
-        "neuralef, spin, nestedlora, nystrom, subspace or random-features.", "neuralef"
-    )
+    solver: str = option(f"One of {', '.join(SOLVERS)}.", "neuralef")
     steps: int | None = option("Number of steps of solvers that train.", None, "2000")
     batch_size: int | None = option("Batch size of solvers that train.", None, "256")
     landmarks: int | None = option("Number of random points that nystrom solves on.", None, "all")
@@ -127,10 +125,7 @@ def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
         "certificate": spectrum.validation and spectrum.validation.to_json(),
         "points": len(x),
         "seconds": seconds,
-        "kernel": {
-            name.replace("log_", ""): value.exp().tolist()
-            for name, value in kernel.named_parameters()
-        },
+        "kernel": {n.replace("log_", ""): v.exp().tolist() for n, v in kernel.named_parameters()},
         "notes": notes,
     }
 

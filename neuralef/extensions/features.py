@@ -99,9 +99,7 @@ def random_features(
     )
 
 
-def _hidden_layer(
-    kernel: MLPGP, x: Tensor, directions: Tensor, amplitude: Tensor
-) -> ActivationFeatures:
+def _hidden_layer(kernel: MLPGP, x: Tensor, directions: Tensor, amplitude: Tensor) -> nn.Module:
     hidden, inputs = len(directions), directions.shape[1] - 1
     variance = kernel.weight_variance.detach().cpu()
     bias_root = kernel.bias_variance.detach().cpu().sqrt()

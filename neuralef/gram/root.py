@@ -110,16 +110,12 @@ class FeatureGram(RootGram):
         self.feature_map = feature_map
         dtype, shape = self.phi.dtype, tuple(self.phi.shape)
         if not dtype.is_floating_point or len(shape) not in (2, 3):
-            raise ValueError(
-                f"phi must be floating and (n, s) or (n, c, s), got {dtype} of shape {shape}"
-            )
+            raise ValueError(f"phi must be floating and (n, s) or (n, c, s), got {dtype} {shape}")
         if len(self.phi) != len(self.x) or self.phi.numel() == 0:
             raise ValueError(f"{len(self.x)} points but features of shape {shape}")
         self.layout = Layout(1 if len(shape) == 2 else shape[1], independent)
         if shape[1:-1] != self.layout.point:
-            wanted = (
-                "(n, c, s) if outputs are independent" if independent else "(n, s) for one output"
-            )
+            wanted = "(n, c, s) of independent outputs" if independent else "(n, s) of one output"
             raise ValueError(f"phi must be {wanted}, got {shape}")
         self.features = self.scale = shape[-1]  # K is the mean over the features
         for part in self._parts():

@@ -131,9 +131,7 @@ def by_columns(
     return torch.cat(parts)
 
 
-def _pushed(
-    model: nn.Module, weights: Weights, x: Any, v: Tensor, epsilon: float | None = None
-) -> Tensor:
+def _pushed(model: nn.Module, weights: Weights, x: Any, v: Tensor, epsilon: float | None) -> Tensor:
     """J(x) v by a forward pass with the tangent v; with ε it is (f(x; θ + εv) − f(x; θ))/ε."""
     parts = zip(weights, v.split([value.numel() for value in weights.values()]), strict=True)
     tangent = {name: part.view(weights[name].shape) for name, part in parts}
@@ -174,6 +172,6 @@ def _is_dual(model: nn.Module, names: list[str], x: Points) -> bool:
             u = torch.randn(out.shape, generator=generator).to(out)
             gradient = _gradient(out, weights, u)
         v = torch.randn(len(gradient), generator=generator).to(gradient)
-        moved = _pushed(model, weights_of(model, names), x, v).reshape(u.shape)
+        moved = _pushed(model, weights_of(model, names), x, v, None).reshape(u.shape)
     slack = 10 * torch.finfo(gradient.dtype).eps ** 0.5 * gradient.norm()
     return bool(((moved * u).sum() - gradient @ v).abs() <= slack)

@@ -144,7 +144,7 @@ class NTK(SampledKernel):
         phi = torch.empty(shape, dtype=tangent.dtype, device=x.device)
         if method == "sketch":
             sketch = CountSketch(tangent.size, self.samples, self.seed, *where)
-            _fill(phi, tangent.chunks(x, outputs, sketch))
+            fill(phi, tangent.chunks(x, outputs, sketch))
             return phi
         dtype = self._sign_dtype if method == "project" else tangent.dtype
         epsilon = self.epsilon if method == "finite_difference" else None
@@ -152,7 +152,7 @@ class NTK(SampledKernel):
             signs = random_signs(tangent.size, some, self.seed, dtype, tangent.device)
             columns = phi[..., some.start : some.stop]
             if method == "project":
-                _fill(columns, (rows.to(dtype) @ signs for rows in tangent.chunks(x, outputs)))
+                fill(columns, (rows.to(dtype) @ signs for rows in tangent.chunks(x, outputs)))
             else:
                 columns[:] = tangent.forward_mode(x, signs, epsilon)
         return phi
@@ -164,7 +164,8 @@ class NTK(SampledKernel):
         return JacobianGram(self.tangent, x) if self.samples is None else super().gram(x)
 
 
-def _fill(phi: Tensor, chunks: Iterable[Tensor]) -> None:
+def fill(phi: Tensor, chunks: Iterable[Tensor]) -> None:
+    """Put chunks into a tensor, one below the other."""
     start = 0
     for chunk in chunks:
         phi[start : start + len(chunk)] = chunk

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_alike, check_choice, check_count, check_points, check_positive
 from neuralef.jacobian.models import check_model, fold_batch_norm
 from neuralef.kernels.ntk import NTK
+from neuralef.laplace.saving import CHOSEN, load_posterior, save_posterior
 from neuralef.linalg import descending_eigh
 from neuralef.metrics import nll
 from neuralef.points import Points
@@ -30,7 +31,6 @@ from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
 from neuralef.warnings import warn_user
 
-CHOSEN = ("prior_variance", "temperature", "softmax_temperature")
 SAMPLES = 4096  # random features that networks learn from
 COARSE = 32  # draws for a first look
 NUMBERS_AT_ONCE = 2**26  # of Ψ̃
@@ -292,8 +292,6 @@ class LinearizedLaplace:
 
     def save(self, path: str | Path) -> None:
         """Write the posterior, but for the model, into one safetensors file."""
-        from neuralef.laplace.saving import save_posterior
-
         save_posterior(self._fitted(), Path(path))
 
     @classmethod
@@ -301,6 +299,4 @@ class LinearizedLaplace:
         cls, path: str | Path, model: nn.Module, network: nn.Module | None = None
     ) -> LinearizedLaplace:
         """Read a posterior of this very model; a `network` of your own is passed too."""
-        from neuralef.laplace.saving import load_posterior
-
-        return load_posterior(Path(path), model, network)
+        return load_posterior(cls, Path(path), model, network)

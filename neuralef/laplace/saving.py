@@ -1,19 +1,20 @@
 """A posterior in a file: all of it but the model, whose fingerprint stands for it."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from neuralef.jacobian.models import fold_batch_norm
 from neuralef.kernels.ntk import NTK
-from neuralef.laplace.laplace import CHOSEN, LinearizedLaplace
 from neuralef.points import move, twice
 from neuralef.posterior.features import Features, outputs_of, unpack_features
 from neuralef.posterior.regression import LearntTail
 from neuralef.serialization.files import below, fingerprint, read_tensors, write_tensors
 
 FORMAT = "posterior"
+CHOSEN = ("prior_variance", "temperature", "softmax_temperature")
 NUMBERS = (
     "likelihood", "tail", "predictive", "predictive_", "seed", "samples", "noise_", *CHOSEN,
     *(f"{name}_" for name in CHOSEN),
@@ -24,7 +25,7 @@ MARK, TAIL = "spectrum.", "tail."
 PROBE, TOLERANCE = "model_probe", 1e-2  # of the outputs' size: another device, another precision
 
 
-def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
+def save_posterior(posterior: Any, path: Path) -> None:
     """Write a posterior whose model is still what it was fitted to."""
     spectrum, features = posterior.spectrum, posterior.features
     packed, tensors = features.pack()
@@ -45,17 +46,15 @@ def save_posterior(posterior: LinearizedLaplace, path: Path) -> None:
     write_tensors(path, FORMAT, header, tensors)
 
 
-def load_posterior(path: Path, model: nn.Module, network: nn.Module | None) -> LinearizedLaplace:
-    """Read a posterior; another model than its own is refused."""
+def load_posterior(cls: Any, path: Path, model: nn.Module, network: nn.Module | None) -> Any:
+    """Read a posterior of the class; another model than its own is refused."""
     header, tensors = read_tensors(path, FORMAT)
     if header["model"] != fingerprint(model):
-        raise ValueError(
-            f"{path} is the posterior of another model: its weights differ from this one's"
-        )
+        raise ValueError(f"{path} is the posterior of another model: its weights differ")
     missing = {*TENSORS, PROBE} - set(tensors)
     if missing:
         raise ValueError(f"{path} is damaged or too old: it lacks {', '.join(sorted(missing))}")
-    posterior = LinearizedLaplace(model, header["likelihood"])
+    posterior = cls(model, header["likelihood"])
     for name in NUMBERS:
         setattr(posterior, name, header[name])
     folded, device = fold_batch_norm(model), next(model.parameters()).device

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from neuralef.checks import check_count
 from neuralef.jacobian.models import check_model
@@ -15,9 +16,6 @@ from neuralef.points import Points
 from neuralef.posterior.features import outputs_of
 from neuralef.posterior.fitting import check_logits, check_targets, collect, minimise
 from neuralef.posterior.predictive import DRAWS, Gaussian, normals, to_probabilities
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class MAP:

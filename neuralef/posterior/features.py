@@ -11,7 +11,7 @@ from torch.nn.utils import get_total_norm
 from neuralef.checks import check_alike, check_points
 from neuralef.gram import FeatureGram, Gram
 from neuralef.jacobian.models import check_model
-from neuralef.kernels.ntk import NTK
+from neuralef.kernels.ntk import NTK, fill
 from neuralef.memory import check_memory
 from neuralef.networks.activation_head import ActivationHead, Activations
 from neuralef.points import Points, evaluate, move, points_at_once
@@ -177,10 +177,8 @@ def explicit(kernel: NTK, model: nn.Module, x: Points, samples: int, seed: int) 
     shape = (len(x), outputs, tangent.size)
     what, advice = "points × outputs × weights", "take samples, fewer than there are weights"
     check_memory(shape, tangent.dtype, x.device, what, advice)
-    phi, start = torch.empty(shape, dtype=tangent.dtype, device=x.device), 0
-    for jacobian in tangent.chunks(x, outputs):
-        phi[start : start + len(jacobian)] = jacobian * tangent.size**0.5
-        start += len(jacobian)
+    phi = torch.empty(shape, dtype=tangent.dtype, device=x.device)
+    fill(phi, (jacobian * tangent.size**0.5 for jacobian in tangent.chunks(x, outputs)))
     return FeatureGram(x, phi[:, 0] if outputs == 1 else phi)
 
 

@@ -18,9 +18,8 @@ def scores(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[str
     """Every measure of class probabilities p (n, c); `outside` are those of foreign points."""
     found = {measure.__name__: measure(p, labels) for measure in (nll, accuracy, ece, brier)}
     if outside is not None:
-        found |= {
-            measure.__name__: measure(entropy(p), entropy(outside)) for measure in (auroc, aupr)
-        }
+        inner, outer = entropy(p), entropy(outside)
+        found |= {measure.__name__: measure(inner, outer) for measure in (auroc, aupr)}
     return found
 
 

@@ -21,9 +21,9 @@ PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "laplace-torch")  # if in
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     """The versions and the machine that made a result."""
-    import neuralef
+    from neuralef import __version__
 
-    found = {"python": platform.python_version(), "neuralef": neuralef.__version__}
+    found = {"python": platform.python_version(), "neuralef": __version__}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
@@ -41,14 +41,10 @@ def write_result(
     device: str | torch.device = "cpu", **others: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Write folder/result.json and return its content; `others` are parts that a study adds."""
-    result = {
-        "experiment": experiment,
-        "preset": None,
-        "config": config,
-        "environment": environment(device),
-        "paper": {},
-        "measured": measured,
-    } | others
+    result = dict(
+        experiment=experiment, preset=None, config=config, environment=environment(device),
+        paper={}, measured=measured,
+    ) | others  # fmt: skip
     write_json(folder / "result.json", result)
     return result
 

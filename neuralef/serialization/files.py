@@ -59,12 +59,7 @@ def write_tensors(
     """Write tensors and a JSON header into one safetensors file, whole or not at all."""
     check_writable(path.parent)
     own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    metadata = {
-        "format": FORMAT,
-        "version": str(VERSION),
-        "kind": kind,
-        "header": json.dumps(header),
-    }
+    metadata = dict(format=FORMAT, version=str(VERSION), kind=kind, header=json.dumps(header))
     replace_file(path, lambda temporary: save_file(own, temporary, metadata))
 
 

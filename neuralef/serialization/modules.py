@@ -4,8 +4,8 @@ A class that can be rebuilt keeps each argument of its constructor under its own
 travel in the state dict; this says what to build before they are loaded.
 """
 
-import inspect
 from collections.abc import Mapping
+from inspect import Parameter, signature
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,11 +63,11 @@ def rebuild(description: dict[str, Any], given: Mapping[str, Any]) -> Any:
     """The module that was described, its tensors yet to be loaded, around what a user passes."""
     if "passed" in description:
         return _given(description["passed"], given)
+    if description["class"] not in _CLASSES:
+        raise ValueError(f"this neuralef knows no class {description['class']!r}")
     cls = _CLASSES[description["class"]]
     arguments = {n: _decode(value, given) for n, value in description["arguments"].items()}
-    several = [
-        n for n, kind in _parameters(cls).items() if kind == inspect.Parameter.VAR_POSITIONAL
-    ]
+    several = [n for n, kind in _parameters(cls).items() if kind == Parameter.VAR_POSITIONAL]
     positional = arguments.pop(several[0]) if several else ()
     return getattr(cls, "rebuilt", cls)(*positional, **arguments)
 
@@ -76,7 +76,7 @@ def _parameters(cls: type[nn.Module]) -> dict[str, Any]:
     """The arguments of a constructor, with their kinds."""
     if cls.__init__ is nn.Module.__init__:
         return {}
-    return {n: p.kind for n, p in inspect.signature(cls).parameters.items()}
+    return {n: p.kind for n, p in signature(cls).parameters.items()}
 
 
 def passed(description: Any) -> bool:
@@ -91,8 +91,8 @@ def _given(name: str, given: Mapping[str, Any]) -> Any:
         # a posterior passes its own model
         model = "" if given.get("model") is None else "model, "
         raise ValueError(
-            f"cannot be read without the {name} it was made with: pass one made in the same way, "
-            f"load(path, {model}{name}=…)"
+            f"it cannot be read without the {name} it was made with: pass one made in the same "
+            f"way, load(path, {model}{name}=…)"
         )
     return given[name]
 

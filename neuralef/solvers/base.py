@@ -152,9 +152,8 @@ def make_spectrum(
     if rank == 0:
         raise ValueError("the kernel vanishes on the data: it has no positive eigenvalue")
     if rank < solver.k:
-        warn_user(
-            f"found {rank} eigenpairs of the {solver.k} asked for: {_why(solver, floor, span)}"
-        )
+        why = _why(solver, floor, span)
+        warn_user(f"found {rank} eigenpairs of the {solver.k} asked for: {why}")
     # Without refinement the pairs are not sorted, and one that is not there may stand between
     # others.
     kept = int(there.any(0).nonzero().max()) + 1

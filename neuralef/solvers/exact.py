@@ -12,14 +12,7 @@ from neuralef.checks import check_count
 from neuralef.extensions import extend, extend_root
 from neuralef.gram import Gram, RootGram
 from neuralef.linalg import TOLERATED, check_definite
-from neuralef.solvers.base import (
-    Solver,
-    check_block,
-    check_problem,
-    make_spectrum,
-    refinement_points,
-    residual_norms,
-)
+from neuralef.solvers import base
 from neuralef.spectrum import Spectrum
 
 # Points on which the pairs of an approximated kernel are judged by the kernel itself.
@@ -40,7 +33,7 @@ class Pairs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ExactSolver(Solver):
+class ExactSolver(base.Solver):
     """Finds eigenvectors of the matrix of a Gram; there is no network to train."""
 
     seed: int = 0
@@ -59,11 +52,11 @@ class ExactSolver(Solver):
 
     def solve(self, gram: Gram, *, validation: Gram | None = None) -> Spectrum:
         """Find the pairs on the Gram's points; see `Solver.solve`."""
-        check_problem(gram, self.k, validation)
+        base.check_problem(gram, self.k, validation)
         generator = torch.Generator().manual_seed(self.seed)
-        check_block(gram, generator)
+        base.check_block(gram, generator)
         part = self.points(gram, generator)
-        check_problem(part, self.k, validation)
+        base.check_problem(part, self.k, validation)
         with torch.no_grad():
             eigenvalues, rows, weights, residuals = self.pairs(part, generator)
             if rows is not None:
@@ -72,15 +65,15 @@ class ExactSolver(Solver):
             elif weights is not None:
                 network, rotation = extend_root(cast(RootGram, part), weights)
         if part is not gram:  # what was solved is an approximation: judge it by the real thing
-            gram = refinement_points(gram, RESIDUAL_POINTS, generator)
+            gram = base.refinement_points(gram, RESIDUAL_POINTS, generator)
             rows, residuals = expand(gram, network, rotation), None
         if residuals is None:
             assert rows is not None
             with torch.no_grad():
                 images = gram.product(rows) / len(gram)
             identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
-            residuals = residual_norms(rows, images, eigenvalues, identity)
-        return make_spectrum(
+            residuals = base.residual_norms(rows, images, eigenvalues, identity)
+        return base.make_spectrum(
             self, gram, network, rotation, eigenvalues, residuals, validation=validation
         )
 

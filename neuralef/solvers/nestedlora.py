@@ -13,7 +13,7 @@ from neuralef.checks import check_choice
 from neuralef.gram import Gram
 from neuralef.linalg import symmetric
 from neuralef.solvers.base import Cotangent, CotangentObjective, residual_norms, rows_and_images
-from neuralef.solvers.trained import TrainedSolver
+from neuralef.solvers.trained import Found, TrainedSolver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,7 @@ class NestedLoRA(TrainedSolver):
         """The gradient in f of the chosen nesting."""
         return CotangentObjective(COTANGENTS[self.nesting], unit_norm=False)
 
-    def as_trained(
-        self, gram: Gram, network: nn.Module, averages: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def as_trained(self, gram: Gram, network: nn.Module, averages: Tensor) -> Found:
         """f_j over its norm, in training order, with the squared norm as eigenvalue."""
         f, k_f = rows_and_images(gram, network)
         eigenvalues = f.square().sum(1)[:, : self.k] / len(gram)
@@ -55,7 +53,8 @@ class NestedLoRA(TrainedSolver):
 def sequential_cotangent(f: Tensor, k_f: Tensor, points: int) -> tuple[Tensor, Tensor]:
     """−4 (Kf/b² − f triu(G)/b), and G_jj: loss j in f_j, the earlier functions held fixed."""
     gram = symmetric(f.mT @ f / points)
-    return -4 * (k_f / points**2 - f @ torch.triu(gram) / points), _norms(gram)
+    gradient = -4 * (k_f / points**2 - f @ torch.triu(gram) / points)
+    return gradient, gram.diagonal(dim1=-2, dim2=-1)
 
 
 def joint_cotangent(f: Tensor, k_f: Tensor, points: int) -> tuple[Tensor, Tensor]:
@@ -68,11 +67,8 @@ def joint_cotangent(f: Tensor, k_f: Tensor, points: int) -> tuple[Tensor, Tensor
     k = f.shape[-1]
     share = torch.arange(k, 0, -1, dtype=f.dtype, device=f.device) / k
     both = torch.minimum(share[:, None], share)
-    return -4 * (k_f * share / points**2 - f @ (gram * both) / points), _norms(gram)
-
-
-def _norms(gram: Tensor) -> Tensor:
-    return gram.diagonal(dim1=-2, dim2=-1)
+    gradient = -4 * (k_f * share / points**2 - f @ (gram * both) / points)
+    return gradient, gram.diagonal(dim1=-2, dim2=-1)
 
 
 COTANGENTS: dict[str, Cotangent] = {"sequential": sequential_cotangent, "joint": joint_cotangent}

@@ -90,7 +90,5 @@ def exact_cotangent(psi: Tensor, k_psi: Tensor, points: int) -> tuple[Tensor, Te
 
 
 COTANGENTS: dict[str, Cotangent] = {
-    "exact": exact_cotangent,
-    "paper": paper_cotangent,
-    "mu": mu_cotangent,
-}
+    "exact": exact_cotangent, "paper": paper_cotangent, "mu": mu_cotangent,
+}  # fmt: skip

@@ -38,11 +38,9 @@ class RandomFeatures(ExactSolver):
         """The same points with the random features instead of the kernel."""
         if gram.kernel is None:
             raise TypeError(f"RandomFeatures needs the Gram of a kernel, got {type(gram).__name__}")
-        feature_map = random_features(
-            gram.kernel, gram.x, self.features, self.orthogonal, generator
-        )
+        drawn = random_features(gram.kernel, gram.x, self.features, self.orthogonal, generator)
         with torch.no_grad():
-            return gram.alike(FeatureGram(gram.x, feature_map(gram.x), feature_map))
+            return gram.alike(FeatureGram(gram.x, drawn(gram.x), drawn))
 
     def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
         """The top k pairs of a Gram."""

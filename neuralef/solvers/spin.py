@@ -14,7 +14,7 @@ from neuralef.gram import Gram
 from neuralef.linalg import symmetric, unit_lower_factor
 from neuralef.networks.mlp import StackedMLP
 from neuralef.solvers.base import CotangentObjective, Objective, residual_norms, rows_and_images
-from neuralef.solvers.trained import TrainedSolver
+from neuralef.solvers.trained import Found, TrainedSolver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,7 @@ class SpIN(TrainedSolver):
             )
         return SpINMemory(network, self.memory)
 
-    def as_trained(
-        self, gram: Gram, network: nn.Module, averages: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def as_trained(self, gram: Gram, network: nn.Module, averages: Tensor) -> Found:
         """L⁻¹u with the covariance of the points, in training order, and Λ_jj."""
         u, k_u = rows_and_images(gram, network)
         covariance, energy = u.mT @ u / len(gram), symmetric(u.mT @ k_u / len(gram))
@@ -128,9 +126,8 @@ class SpINMemory(Objective):
         with torch.no_grad():
             k_rows = block.product(rows) / b**2
             self._average(symmetric(rows.mT @ rows / b), jacobians)
-            in_energy, in_covariance, values = masked_gradients(
-                self.covariance, symmetric(rows.mT @ k_rows)
-            )
+            energy = symmetric(rows.mT @ k_rows)
+            in_energy, in_covariance, values = masked_gradients(self.covariance, energy)
             gradient = -2 * block.unfold(block.weigh(k_rows @ in_energy)).to(u.dtype)
         u.backward(gradient)
         with torch.no_grad():

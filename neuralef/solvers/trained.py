@@ -20,17 +20,7 @@ from neuralef.points import evaluate, flat, tensors_of
 from neuralef.progress import Display, silence
 from neuralef.serialization.files import digest
 from neuralef.serialization.modules import describe, passed
-from neuralef.solvers.base import (
-    Objective,
-    Solver,
-    check_block,
-    check_problem,
-    make_spectrum,
-    refine,
-    refinement_points,
-    residual_norms,
-    rows_and_images,
-)
+from neuralef.solvers import base
 from neuralef.spectrum import Spectrum
 from neuralef.training import Batches, Checkpoint, Step, autocast, joined, one_cycle, parted
 
@@ -38,10 +28,11 @@ RECORDS = 100  # of the history, over a whole run
 RESUMED = ("history", "done", "seconds", "best", "best_step")
 # A callback sees one record of the history at a time and may return True to stop training.
 Callback = Callable[[dict[str, Any]], bool | None]
+Found = tuple[Tensor, Tensor, Tensor]  # eigenvalues (g, k), rotation (g, functions, k), residuals
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedSolver(Solver):
+class TrainedSolver(base.Solver):
     """Networks trained on mini-batches by Adam, then refined by Rayleigh–Ritz.
 
     `oversample` more functions are trained than kept; `refine` ends with the best pairs in their
@@ -90,7 +81,7 @@ class TrainedSolver(Solver):
             check_count(self.patience, "patience")
 
     @abstractmethod
-    def objective(self, network: nn.Module, gram: Gram) -> Objective:
+    def objective(self, network: nn.Module, gram: Gram) -> base.Objective:
         """What a step descends."""
 
     def targets(self, gram: Gram) -> Gram:
@@ -102,18 +93,16 @@ class TrainedSolver(Solver):
         cycle = self.schedule == "one-cycle"
         return self.learning_rate * (one_cycle(step / self.steps) if cycle else 1.0)
 
-    def as_trained(
-        self, gram: Gram, network: nn.Module, averages: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def as_trained(self, gram: Gram, network: nn.Module, averages: Tensor) -> Found:
         """Without refinement: the first k functions as training left them, and their residuals."""
-        psi, k_psi = rows_and_images(gram, network)
+        psi, k_psi = base.rows_and_images(gram, network)
         rotation = torch.eye(psi.shape[-1], self.k, dtype=torch.float64, device=gram.device)
         rotation = rotation.expand(gram.groups, -1, -1)
         if gram.is_weighted:
             norms = (psi.square().sum(1) / len(gram)).sqrt()[:, None, : self.k]
             rotation = rotation / norms.clamp_min(torch.finfo(psi.dtype).tiny)
         eigenvalues = averages[:, : self.k]
-        return eigenvalues, rotation, residual_norms(psi, k_psi, eigenvalues, rotation)
+        return eigenvalues, rotation, base.residual_norms(psi, k_psi, eigenvalues, rotation)
 
     def solve(
         self, gram: Gram, network: nn.Module | None = None, *, validation: Gram | None = None,
@@ -126,14 +115,14 @@ class TrainedSolver(Solver):
         and the solver wants one. `callback` is called with each record of the history; the file
         `checkpoint` is written now and then, and taken up if it is there.
         """
-        check_problem(gram, self.k, validation)
+        base.check_problem(gram, self.k, validation)
         if callback is not None and not callable(callback):
             raise TypeError(f"callback must be callable, got {type(callback).__name__}")
         rows = gram[: self.batch_size].rows
         if self.k > rows:
             raise ValueError(f"k = {self.k} eigenpairs asked of batches of {rows} rows")
         generator = torch.Generator().manual_seed(self.seed)
-        check_block(gram, generator)
+        base.check_block(gram, generator)
         if network is None:
             functions = min(self.k + self.oversample, rows)
             network = default_network(
@@ -144,13 +133,13 @@ class TrainedSolver(Solver):
             path = None if checkpoint is None else Path(checkpoint)
             run = _Run(self, self.targets(gram), network, self.objective(network, gram), functions)
             run.train(callback, path)
-            points = refinement_points(gram, self.refine_points, generator)
+            points = base.refinement_points(gram, self.refine_points, generator)
             span = None
             if self.refine:
-                eigenvalues, rotation, residuals, span = refine(points, network, self.k)
+                eigenvalues, rotation, residuals, span = base.refine(points, network, self.k)
             else:
                 eigenvalues, rotation, residuals = self.as_trained(points, network, run.averages)
-            return make_spectrum(
+            return base.make_spectrum(
                 self, gram, network, rotation, eigenvalues, residuals,
                 validation=validation, history=run.history, span=span,
             )  # fmt: skip
@@ -160,7 +149,7 @@ class _Run:
     """A training: what a checkpoint holds of it, and the loop."""
 
     def __init__(
-        self, solver: TrainedSolver, gram: Gram, network: nn.Module, objective: Objective,
+        self, solver: TrainedSolver, gram: Gram, network: nn.Module, objective: base.Objective,
         functions: int,
     ) -> None:  # fmt: skip
         self.solver, self.gram, self.network = solver, gram, network
@@ -275,19 +264,14 @@ class _Run:
         }
 
 
-def prepare(
-    network: nn.Module, gram: Gram, k: int, normalized: bool = True
-) -> tuple[nn.Module, int]:
+def prepare(network: nn.Module, gram: Gram, k: int, normalized: bool) -> tuple[nn.Module, int]:
     """The network, normalised or not, tried on two points, and how many functions it has."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be a torch module, got {type(network).__name__}")
-    for tensor in (*network.parameters(), *network.buffers()):
-        if tensor.is_floating_point() and (tensor.dtype, tensor.device) != (
-            gram.dtype,
-            gram.device,
-        ):
+    for held in (*network.parameters(), *network.buffers()):
+        if held.is_floating_point() and (held.dtype, held.device) != (gram.dtype, gram.device):
             raise ValueError(
-                f"the network holds {tensor.dtype} on {tensor.device}, the Gram {gram.dtype} on "
+                f"the network holds {held.dtype} on {held.device}, the Gram {gram.dtype} on "
                 f"{gram.device}; move one with .to(…)"
             )
     if not any(parameter.requires_grad for parameter in network.parameters()):

@@ -118,7 +118,7 @@ class TrajectoryPosterior:
             raise ValueError(f"{path} has another mean: its weights differ from this model's")
         given = {"network": network, "model": mean if network is None else network}
         spectrum = unpack_features(Path(path), header["spectrum"], tensors, mean, given)
-        return cls(mean, spectrum, **{name: header[name] for name in SETTINGS if name in header})
+        return cls(mean, spectrum, **{name: header[name] for name in SETTINGS})
 
 
 def moved(features: Tensor, normals: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from cases import POINTS, K, each_pair, features, output_features, wide_features
-from safetensors import safe_open
 from safetensors.torch import save_file
 from truth import assert_same_file, points
 
@@ -13,6 +14,7 @@ import neuralef as nef
 import neuralef.serialization.files
 from neuralef.extensions.nystrom import FeatureMap
 from neuralef.kernels import RBF
+from neuralef.serialization.files import read_tensors, write_tensors
 
 MAPS = {"feature": features, "feature wide": wide_features}
 
@@ -84,9 +86,9 @@ def checkpoint(path):
 
 
 def missing_tensors(path):
-    header, tensors = neuralef.serialization.files.read_tensors(path, "spectrum")
+    header, tensors = read_tensors(path, "spectrum")
     del tensors["rotation"]
-    neuralef.serialization.files.write_tensors(path, "spectrum", header, tensors)
+    write_tensors(path, "spectrum", header, tensors)
 
 
 def strange_header(path):
@@ -122,9 +124,9 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_class_that_the_library_does_not_know_is_refused(tmp_path):
     path = saved(tmp_path)
-    header, tensors = neuralef.serialization.files.read_tensors(path, "spectrum")
+    header, tensors = read_tensors(path, "spectrum")
     header["network"]["class"] = "Unheard"
-    neuralef.serialization.files.write_tensors(path, "spectrum", header, tensors)
+    write_tensors(path, "spectrum", header, tensors)
     with pytest.raises(ValueError, match="Unheard"):
         nef.load(path)
 
@@ -177,26 +179,29 @@ def test_json_keeps_numbers_together_and_strings_apart(tmp_path):
 
 
 def bad_headers():
-    good = {"network": None, "network_class": "Sine", "outputs": 1}
-    described = {"class": "StackedMLP", "args": [], "kwargs": {"inputs": -1, "k": 2}}
-    return [
-        {},
-        [],
-        None,
-        good,
-        good | {"network": {"class": "Unknown"}},
-        good | {"network": described},
-    ]
+    """Headers of a JSON that is sound, and what they lack or have too much of."""
+    path = Path(tempfile.mkdtemp()) / "s"
+    nef.Nystrom(2).solve(RBF().gram(points(20))).save(path)
+    good, _ = read_tensors(path, "spectrum")
+    network = good["network"]
+    arguments = network["arguments"]
+    parts = [{}, [], None, 1, *({k: v for k, v in good.items() if k != gone} for gone in good)]
+    described = [
+        None, [], {}, {"class": "Unknown", "arguments": {}}, {"class": network["class"]},
+        {**network, "arguments": {**arguments, "unheard": 1}}, {**network, "arguments": {}},
+        {"class": "StackedMLP", "arguments": {"inputs": -1, "k": 2}}, {"passed": "unheard"},
+    ]  # fmt: skip
+    others = [{"layout": {"outputs": 3}}, {"layout": None}, {"layout": {"unheard": 1}},
+              {"example": ["a", "b"]}, {"example": 3}]  # fmt: skip
+    return parts + [good | {"network": d} for d in described] + [good | more for more in others]
 
 
 @pytest.mark.parametrize("header", bad_headers())
 def test_a_file_of_ours_with_a_bad_header_is_refused(tmp_path, header):
     path = tmp_path / "s.safetensors"
     nef.Nystrom(2).solve(RBF().gram(points(20))).save(path)
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        kind = file.metadata()["format"]
-    save_file(tensors, path, {"format": kind, "header": json.dumps(header)})
+    _, tensors = read_tensors(path, "spectrum")
+    write_tensors(path, "spectrum", header, tensors)
     with pytest.raises(ValueError, match=str(path)):
         nef.load(path)
 

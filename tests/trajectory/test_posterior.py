@@ -11,9 +11,8 @@ from truth import points
 
 import neuralef as nef
 from neuralef.posterior.predictive import to_probabilities
-from neuralef.serialization.files import read_tensors, write_tensors
 from neuralef.sketching import even_normals
-from neuralef.trajectory.posterior import TRAJECTORY, TrajectoryPosterior, expected
+from neuralef.trajectory.posterior import TrajectoryPosterior, expected
 from neuralef.trajectory.recorder import TrajectoryRecorder
 from neuralef.trajectory.weights import SWA
 
@@ -102,18 +101,13 @@ def test_a_tail_gives_back_the_variance_of_all_other_functions(outputs):
     assert float(short.variance.mean()) < 0.95 * float(full.variance.mean())
 
 
-def test_a_tail_is_never_negative_and_files_without_one_are_read(tmp_path):
+def test_a_tail_is_never_negative():
     recorder, _, _ = recorded(30, points(40))
     mean, new = SWA.of(recorder.weights, recorder.x).model, points(5, seed=1)
     spectrum = nef.NeuralEF(k=2, steps=3, batch_size=40).solve(recorder.gram())
     large = spectrum.with_eigenvalues(100 * spectrum.eigenvalues)  # more than there is
     plain, tailed = (TrajectoryPosterior(mean, large, tail=tail) for tail in (False, np.True_))
     torch.testing.assert_close(tailed.predict(new).covariance, plain.predict(new).covariance)
-    tailed.save(tmp_path / "p")
-    header, tensors = read_tensors(tmp_path / "p", TRAJECTORY)
-    assert header.pop("tail") is True
-    write_tensors(tmp_path / "old", TRAJECTORY, header, tensors)
-    assert not TrajectoryPosterior.load(tmp_path / "old", mean).tail
 
 
 def test_draws_with_a_tail_differ_from_point_to_point():
