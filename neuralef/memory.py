@@ -10,10 +10,9 @@ import torch
 # The most numbers that one chunk of a large product may hold: 128 MiB in float64.
 CHUNK = 2**24
 # What a container may use, in the two versions of Linux's control groups.
-CONTAINER_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+CONTAINER_LIMITS = [
+    Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory/memory.limit_in_bytes")
+]
 
 
 def check_memory(

@@ -176,3 +176,19 @@ class Layout:
     def __str__(self) -> str:
         kind = "independent" if self.independent else "joint"
         return "one output" if self.outputs == 1 else f"{self.outputs} {kind} outputs"
+
+
+class LaidOut:
+    """What has a layout, and tells its outputs by it."""
+
+    layout: Layout
+
+    @property
+    def outputs(self) -> int:
+        """The number c of outputs."""
+        return self.layout.outputs
+
+    @property
+    def independent(self) -> bool:
+        """Whether each output has an eigenproblem of its own."""
+        return self.layout.independent

@@ -15,7 +15,7 @@ from neuralef.checks import check_alike, check_count, check_finite, check_points
 from neuralef.gram import Gram
 from neuralef.kernels.base import Kernel
 from neuralef.memory import CHUNK
-from neuralef.points import Layout, PointDict, Points, points_at_once
+from neuralef.points import LaidOut, Layout, PointDict, Points, points_at_once
 from neuralef.serialization.files import below, read_tensors, tensors_alone, write_tensors
 from neuralef.serialization.modules import describe, rebuild
 
@@ -25,7 +25,7 @@ PROBE = "probe"
 BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
 
 
-class Spectrum(nn.Module):
+class Spectrum(LaidOut, nn.Module):
     """The top eigenpairs of a kernel's integral operator, E_q κ(x, x′) ψ_j(x′) = μ_j ψ_j(x).
 
     ψ(x) = network(x) · rotation. The network is what the solver trained, or the features of
@@ -62,16 +62,6 @@ class Spectrum(nn.Module):
         tensors = [example] if isinstance(example, Tensor) else example.values()
         for number, tensor in enumerate(tensors):
             self.register_buffer(f"example{number}", tensor.detach().clone())
-
-    @property
-    def outputs(self) -> int:
-        """The number c of outputs."""
-        return self.layout.outputs
-
-    @property
-    def independent(self) -> bool:
-        """Whether each output has eigenpairs of its own."""
-        return self.layout.independent
 
     @property
     def k(self) -> int:

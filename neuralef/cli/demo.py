@@ -89,12 +89,8 @@ def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) ->
     curves = {"grid": grid[:, 0], "truth": reference.T, "found": found.T}
     spectra = {"truth": truth, "sample": exact, "found": spectrum}
     return {
-        "formula": problem.formula,
-        "rank": spectrum.rank,
-        "rank_of_truth": truth.rank,
-        "seconds": seconds,
-        "nystrom_seconds": exact_seconds,
-        "solver": asdict(solver),
+        "formula": problem.formula, "rank": spectrum.rank, "rank_of_truth": truth.rank,
+        "seconds": seconds, "nystrom_seconds": exact_seconds, "solver": asdict(solver),
         "eigenvalues": {name: each.eigenvalues.tolist() for name, each in spectra.items()},
         "errors": {
             "ours": compare(spectrum, exact, x).tolist(),
@@ -105,7 +101,7 @@ def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) ->
         "explained_trace": spectrum.explained_trace.item(),
         "certificate": certificate.to_json(),
         "curves": {name: values.tolist() for name, values in curves.items()},
-    }
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

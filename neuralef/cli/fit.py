@@ -117,17 +117,14 @@ def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
     training = {"checkpoint": out / CHECKPOINT} if trains else {}
     spectrum, seconds = timed(partial(solver.solve, gram, validation=validation, **training))
     spectrum.save(out / "spectrum.safetensors")
+    learnt = {n.replace("log_", ""): v.exp().tolist() for n, v in kernel.named_parameters()}
     return {
         "eigenvalues": spectrum.eigenvalues.tolist(),
-        "residuals": plain(spectrum.residuals.tolist()),
-        "rank": spectrum.rank,
+        "residuals": plain(spectrum.residuals.tolist()), "rank": spectrum.rank,
         "explained_trace": spectrum.explained_trace.tolist(),
         "certificate": spectrum.validation and spectrum.validation.to_json(),
-        "points": len(x),
-        "seconds": seconds,
-        "kernel": {n.replace("log_", ""): v.exp().tolist() for n, v in kernel.named_parameters()},
-        "notes": notes,
-    }
+        "points": len(x), "seconds": seconds, "kernel": learnt, "notes": notes,
+    }  # fmt: skip
 
 
 fit = command("fit", Fit, run, checkpoint=CHECKPOINT)

@@ -174,16 +174,13 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
         variance, shape = residual_noise(y, plain.outputs(x))  # what the model leaves of them
         noises = variance * shape, (posterior.noise_ or 0.0) * posterior.noise_shape
     return {
-        "fit_seconds": seconds,
-        "eigenvalues": posterior.spectrum.eigenvalues.tolist(),
-        "prior_variance": posterior.prior_variance_,
-        "temperature": posterior.temperature_,
+        "fit_seconds": seconds, "eigenvalues": posterior.spectrum.eigenvalues.tolist(),
+        "prior_variance": posterior.prior_variance_, "temperature": posterior.temperature_,
         "predictive": None if regression else posterior.predictive_,
-        "noise": posterior.noise_,
-        "noise_shape": posterior.noise_shape.tolist(),
+        "noise": posterior.noise_, "noise_shape": posterior.noise_shape.tolist(),
         "model": judge(plain, test, outside, noises[0]),
         "posterior": judge(posterior, test, outside, noises[1]),
-    }
+    }  # fmt: skip
 
 
 laplace = command("posterior", Laplace, run)

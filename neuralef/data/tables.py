@@ -1,7 +1,9 @@
 """Tables of numbers from files: .npy, .npz, .csv and .parquet."""
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -9,7 +11,6 @@ import numpy as np
 from neuralef.serialization.files import check_writable, replace_file
 
 WRITTEN = (".npy", ".npz", ".csv")
-READ = (*WRITTEN, ".parquet")
 
 
 def check_suffix(path: Path, known: tuple[str, ...] = WRITTEN) -> str:
@@ -26,18 +27,11 @@ def read_table(path: str | Path, array: str | None = None) -> np.ndarray:
     A single column of n numbers comes as (n, 1). The first line of a .csv may be a header.
     """
     path = Path(path)
-    suffix = check_suffix(path, READ)
+    suffix = check_suffix(path, (*WRITTEN, ".parquet"))
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     try:
-        if suffix == ".npy":
-            values = np.load(path, allow_pickle=False)
-        elif suffix == ".npz":
-            values = _from_npz(path, array)
-        elif suffix == ".csv":
-            values = _from_csv(path)
-        else:
-            values = _from_parquet(path)
+        values = _from_npz(path, array) if suffix == ".npz" else READERS[suffix](path)
     except (ValueError, OSError, EOFError, KeyError, BadZipFile) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     if values.dtype.kind not in "fiub":
@@ -80,6 +74,11 @@ def _from_parquet(path: Path) -> np.ndarray:
     except ImportError:
         raise ValueError("reading .parquet needs pandas and pyarrow: install both") from None
     return pandas.read_parquet(path).to_numpy()
+
+
+READERS: dict[str, Any] = {
+    ".npy": partial(np.load, allow_pickle=False), ".csv": _from_csv, ".parquet": _from_parquet,
+}  # fmt: skip
 
 
 def write_table(path: str | Path, values: np.ndarray) -> None:

@@ -1,6 +1,7 @@
 """Explicit feature maps φ(x) (n, s) with κ(x, x′) ≈ φ(x)·φ(x′)/s: random, or of landmarks."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -81,9 +82,10 @@ def random_features(
     while isinstance(kernel, Scaled):
         amplitude, kernel = amplitude * kernel.scale.detach().cpu().sqrt(), kernel.kernel
     inputs = x[0].numel()
-    normals = orthogonal_normals if orthogonal else _independent_normals
+    draw = orthogonal_normals if orthogonal else partial(torch.randn, dtype=torch.float64)
+    normals = partial(draw, generator=generator)
     if isinstance(kernel, (RBF, Matern)):
-        directions = normals(features // 2, inputs, generator)
+        directions = normals(features // 2, inputs)
         if isinstance(kernel, Matern):  # Student's t: a normal over a chi-square of its own
             degrees = int(2 * kernel.nu)
             chi = torch.randn(len(directions), degrees, dtype=torch.float64, generator=generator)
@@ -91,7 +93,7 @@ def random_features(
         frequencies = directions / kernel.lengthscale.detach().cpu()
         return FourierFeatures(frequencies.to(x), amplitude.to(x))
     if isinstance(kernel, MLPGP) and kernel.depth == 2:
-        directions = normals(features - 1, inputs + 1, generator)
+        directions = normals(features - 1, inputs + 1)
         return _hidden_layer(kernel, x, directions, amplitude)
     raise ValueError(
         f"random features are known for multiples of RBF, Matern and MLPGP of depth 2, "
@@ -109,7 +111,3 @@ def _hidden_layer(kernel: MLPGP, x: Tensor, directions: Tensor, amplitude: Tenso
     s = hidden + 1
     scales = amplitude * torch.stack([(variance * s / hidden).sqrt(), bias_root * math.sqrt(s)])
     return ActivationFeatures(weight.to(x), bias.to(x), scales.to(x), kernel.activation)
-
-
-def _independent_normals(count: int, size: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(count, size, dtype=torch.float64, generator=generator)

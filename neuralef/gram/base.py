@@ -15,7 +15,7 @@ from torch import Tensor
 
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.base import Kernel
-from neuralef.points import Layout, Points
+from neuralef.points import LaidOut, Layout, Points
 
 if TYPE_CHECKING:
     from typing import Self
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 POINTS_PER_BLOCK = 16  # whose own c × c blocks are read off one dense block
 
 
-class Gram(ABC):
+class Gram(LaidOut, ABC):
     """A symmetric positive semi-definite operator on the values of functions at the points `x`.
 
     What a Gram can do beyond products it says itself: it has a `kernel`, a `feature_map` or the
@@ -50,16 +50,6 @@ class Gram(ABC):
     def is_narrow(self) -> bool:
         """Whether there is a root with fewer features than rows."""
         return False
-
-    @property
-    def outputs(self) -> int:
-        """The number c of outputs."""
-        return self.layout.outputs
-
-    @property
-    def independent(self) -> bool:
-        """Whether each output has an eigenproblem of its own."""
-        return self.layout.independent
 
     @property
     def extends(self) -> bool:

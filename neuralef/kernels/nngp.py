@@ -16,6 +16,7 @@ from neuralef.jacobian.models import LAYERS, Weights
 from neuralef.kernels.base import SampledKernel
 from neuralef.modules.stacked import evaluate_stack, is_plain
 from neuralef.points import Layout, Points, needs_gradient
+from neuralef.training import stream
 
 DRAWN_AT_ONCE = 64  # networks from a seed of their own: another number would change all draws
 
@@ -132,7 +133,7 @@ class NNGP(SampledKernel):
         dtype = x.dtype if x.dtype.is_floating_point else torch.float32
         for group, start in enumerate(range(0, self.samples, DRAWN_AT_ONCE)):
             count = min(DRAWN_AT_ONCE, self.samples - start)
-            seed = (self.seed * 0x9E3779B97F4A7C15 + group) % 2**63
+            seed = stream(self.seed, group)
             drawn = self._own(count, seed) if self.own_prior else self._normal(count, seed)
             yield {
                 name: value.to(x.device, dtype if value.is_floating_point() else None)

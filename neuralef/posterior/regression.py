@@ -34,11 +34,11 @@ def learn_mean(
     """A copy of a model that is taught `values`, (n,) or (n, c), at the points x.
 
     Start from averaged weights, `SWA.of(…).model`, whose function is near the mean, or from a wider
-    network of the same function, `ResNet.widened`; batch statistics are kept. The points should be
-    augmented as those of the training were. What falls is the mean squared error, or with
-    `loss="softmax"` the divergence KL(softmax(values) | softmax(outputs)). With `capture` a GPU on
-    which the points lie, too, replays the steps, for models that never wait for the host. After
-    each epoch `callback(epochs done, mean loss in it)` is called.
+    network of the same function, `ResNet.widened`; batch statistics are kept. Augment the points as
+    the training did. What falls is the mean squared error, or with `loss="softmax"` the divergence
+    KL(softmax(values) | softmax(outputs)). With `capture` a GPU on which the points lie, too,
+    replays the steps, for models that never wait for the host. `callback` is called with each
+    epoch's number and mean loss.
 
     >>> model, x = nn.Linear(2, 3).eval(), torch.randn(64, 2)
     >>> taught = learn_mean(model, x, model(x) + 1, epochs=200, learning_rate=0.1)
@@ -48,6 +48,7 @@ def learn_mean(
     check_choice(loss, "loss", ("squares", "softmax"))
     check_choice(precision, "precision", ("float32", "bfloat16"))
     check_count(batch_size, "batch_size")
+    check_count(epochs, "epochs")
     x, values = _checked(model, x, values, loss)
     # in eval mode, since statistics of a batch of augmented points are not those it has at test
     taught = copy.deepcopy(model).eval()
@@ -55,12 +56,11 @@ def learn_mean(
     if not weights:
         raise ValueError("all parameters of the model are frozen: there is nothing to teach")
     device = weights[0].device
-    values, half = values.to(device), precision == "bfloat16"
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    values, total = values.to(device), torch.zeros((), dtype=torch.float64, device=device)
 
     def backward(index: Tensor) -> None:
         part = values[index.to(device)]
-        with torch.enable_grad(), autocast(device, half):
+        with torch.enable_grad(), autocast(device, precision == "bfloat16"):
             wrong = _loss(loss, taught(move(x[index], device)), part)
         wrong.backward()
         total.add_(wrong.detach() * len(index))
@@ -70,8 +70,7 @@ def learn_mean(
         torch.optim.Adam, weights, backward, captured=capture and x.device == device,
         fused=cuda or None, capturable=cuda,
     )  # fmt: skip
-    rate = check_positive(learning_rate, "learning_rate")
-    steps = check_count(epochs, "epochs") * -(-len(x) // batch_size)
+    rate, steps = check_positive(learning_rate, "learning_rate"), epochs * -(-len(x) // batch_size)
     generator = torch.Generator().manual_seed(check_count(seed, "seed", least=0))
     rates = (rate * _rate(done, steps) for done in range(steps))
     for epoch in range(1, epochs + 1):

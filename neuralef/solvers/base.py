@@ -104,9 +104,7 @@ def check_problem(gram: Gram, k: int, validation: Gram | None) -> None:
                 f"a certificate needs at least {LEAST_POINTS} fresh points, got {len(validation)}"
             )
         if validation.layout != gram.layout:
-            raise ValueError(
-                f"the training Gram has {gram.layout}, the validation Gram {validation.layout}"
-            )
+            raise ValueError(f"the Gram has {gram.layout}, the validation Gram {validation.layout}")
         check_alike(gram.x, validation.x, ("the training Gram", "the validation Gram"))
 
 
@@ -128,12 +126,6 @@ def check_block(gram: Gram, generator: torch.Generator) -> None:
     check_definite(values, part.rounding(), f"a block of {len(part)} points")
 
 
-def _why(solver: Solver, floor: Tensor, span: int | None) -> str:
-    if span is not None and span < solver.k:
-        return f"the network gives only {span} independent functions; a larger one may find more"
-    return f"the others are below {floor.max():.1e}, the numerical zero of this kernel"
-
-
 def make_spectrum(
     solver: Solver, gram: Gram, network: nn.Module, rotation: Tensor, eigenvalues: Tensor,
     residuals: Tensor, *, validation: Gram | None = None,
@@ -152,7 +144,9 @@ def make_spectrum(
     if rank == 0:
         raise ValueError("the kernel vanishes on the data: it has no positive eigenvalue")
     if rank < solver.k:
-        why = _why(solver, floor, span)
+        why = f"the others are below {floor.max():.1e}, the numerical zero of this kernel"
+        if span is not None and span < solver.k:
+            why = f"the network gives only {span} independent functions; a larger one may find more"
         warn_user(f"found {rank} eigenpairs of the {solver.k} asked for: {why}")
     # Without refinement the pairs are not sorted, and one that is not there may stand between
     # others.

@@ -88,13 +88,12 @@ class Distill(TrainedSolver):
         if teacher.layout != gram.layout:
             raise ValueError(f"the teacher has {teacher.layout}, the Gram {gram.layout}")
         generator = torch.Generator(gram.device).manual_seed(self.seed)
-        copies = 0 if self.augment is None else self.copies
-        sets = [gram.x]
+        sets, augment = [gram.x], self.augment
         with torch.no_grad():
-            for _ in range(copies):
-                assert self.augment is not None
+            for _ in range(self.copies if augment else 0):
+                assert augment is not None
                 before = [tensor._version for tensor in tensors_of(gram.x)]
-                made = check_points(self.augment(gram.x, generator), "augment(x)", integers=True)
+                made = check_points(augment(gram.x, generator), "augment(x)", integers=True)
                 if before != [tensor._version for tensor in tensors_of(gram.x)]:
                     raise ValueError("augment must give new points, not change x in place")
                 check_alike(made, gram.x, ("what augment gives", "x"))
