@@ -1,4 +1,4 @@
-"""Small numerics that several rooms need, batched over g eigenproblems and in float64."""
+"""Small numerics that several subpackages need, batched over g eigenproblems and in float64."""
 
 import math
 
@@ -6,14 +6,17 @@ import torch
 from torch import Tensor
 
 VANISHING = 1e-9  # an eigenvalue below this share of the largest is not there
-# Rounding may push an eigenvalue of K/n below zero by about the error of one value of κ; this many
-# times as much leaves room for kernels that are computed carelessly.
-TOLERATED = 100
 
 
 def symmetric(matrix: Tensor) -> Tensor:
     """The symmetric part of a matrix that is symmetric but for rounding."""
     return (matrix + matrix.mT) / 2
+
+
+def symmetric_root(matrix: Tensor) -> Tensor:
+    """The symmetric square root, rounding below zero cut off."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp_min(0).sqrt()[..., None, :]) @ vectors.mT
 
 
 def unit_lower_factor(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,15 +70,3 @@ def descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (g, k), the largest first, and eigenvectors (g, k, k) of a symmetric matrix."""
     values, vectors = torch.linalg.eigh(symmetric(matrix))
     return values.flip(-1), vectors.flip(-1)
-
-
-def check_definite(values: Tensor, rounding: Tensor, where: str) -> None:
-    """Refuse an indefinite kernel, given eigenvalues (g, …) of its K/n in any order."""
-    largest, smallest = values.amax(-1), values.amin(-1)
-    if bool((smallest < -TOLERATED * rounding).any()):
-        raise ValueError(
-            f"the kernel is indefinite: {where} has the eigenvalue {smallest.min():.3g} beside "
-            f"{largest.max():.3g}; eigenfunctions need a positive semi-definite kernel"
-        )
-    if not bool((largest > rounding).all()):
-        raise ValueError(f"the kernel vanishes on the data: {where} has no positive eigenvalue")

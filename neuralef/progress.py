@@ -41,12 +41,11 @@ class Display:
         self.width = 0
 
     def __enter__(self) -> Display:
-        _silent.set(self.shown or _silent.get())  # work within this one
+        self.before = _silent.set(self.shown or _silent.get())  # work within this one
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.shown:
-            _silent.set(False)
+        _silent.reset(self.before)
         if self.width:
             self._write("")
 

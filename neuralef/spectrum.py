@@ -218,9 +218,7 @@ def unpack(
 ) -> Spectrum:  # fmt: skip
     """The spectrum that `Spectrum.pack` packed, made around what the user passes."""
     try:
-        own = type(given["network"]).__name__ == header["network"].get("class")
-        network = given["network"] if own else rebuild(header["network"], given)
-        probe = tensors.pop(PROBE)
+        probe, network = tensors.pop(PROBE), rebuild(header["network"], given)
         spectrum = _assembled(network, header, dict(tensors)).to(device)
         _recognise(spectrum, probe)
         return spectrum

@@ -124,8 +124,8 @@ def opened_run(
     repeating the command does.
     """
     if not overwrite and (folder / "result.json").exists():
-        own = experiment in ("demo", "bench") and read_result(folder)["experiment"] == experiment
-        if not own:  # those replace their own, which cost little
+        own = experiment == "demo" and read_result(folder)["experiment"] == experiment
+        if not own:  # it replaces its own, which cost little
             raise ValueError(
                 f"{folder} holds the result of an earlier run: choose another or pass --overwrite"
             )

@@ -5,7 +5,7 @@ Each module gives (n, m), or (n, c, m) for c outputs; weights (m, k) turn that i
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,9 @@ def extend(gram: Gram, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Te
                 "dict; solve with NeuralEF and a network of your own"
             )
         return KernelFeatures(gram.kernel, gram.x), gram.weigh(rows) / scale
-    if isinstance(gram, RootGram) and gram.extends:
-        return extend_root(gram, gram.project(rows) / (gram.scale * scale))
+    if gram.has_root and gram.extends:
+        root = cast(RootGram, gram)
+        return extend_root(root, root.project(rows) / (root.scale * scale))
     points = gram.x if isinstance(gram.x, Tensor) else flat(gram.x)
     values = gram.unfold(gram.values(rows, eigenvalues))
     identity = torch.eye(rows.shape[-1]).to(rows)

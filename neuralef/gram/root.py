@@ -27,6 +27,7 @@ class RootGram(Gram):
     has_root = True
     scale: float = 1.0  # K = ΦΦᵀ/scale
     features: int  # the width f of Φ
+    _mean_diagonal: Tensor | None = None
 
     @property
     def is_narrow(self) -> bool:
@@ -36,6 +37,27 @@ class RootGram(Gram):
     @abstractmethod
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """Φ as folded (g, some rows, f) chunks on the device of x, in that dtype or Φ's own."""
+
+    def traced(self, chunks: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The chunks of a pass; if they are dear, it leaves the trace behind as a by-product."""
+        trace = torch.zeros(self.groups, dtype=torch.float64, device=self.device)
+        for chunk in chunks:
+            yield chunk
+            if self.tangent is not None:
+                trace += chunk.square().sum((1, 2), dtype=torch.float64)
+        self._mean_diagonal = trace / (self.scale * len(self)) if self.tangent is not None else None
+
+    def mean_diagonal(self) -> Tensor:
+        """The trace per point, E κ(x, x), of each eigenproblem: (g,)."""
+        if self.tangent is not None and self._mean_diagonal is None:
+            for _ in self.chunks(self.dtype):
+                pass
+        return super().mean_diagonal() if self._mean_diagonal is None else self._mean_diagonal
+
+    def __getitem__(self, index: Tensor | slice) -> Any:
+        part = super().__getitem__(index)
+        part._mean_diagonal = None
+        return part
 
     def project(self, rows: Tensor) -> Tensor:
         """Φᵀψ, (g, f, k), from rows (g, r, k)."""
@@ -181,34 +203,20 @@ class JacobianGram(RootGram):
         self.layout = Layout(self.tangent.outputs(self.x))
         self.features = self.tangent.size
         self.precision = torch.finfo(self.dtype).eps  # J is in the model's dtype
-        self._mean_diagonal: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """That of the model."""
         return self.tangent.dtype
 
-    def __getitem__(self, index: Tensor | slice) -> JacobianGram:
-        part = super().__getitem__(index)
-        part._mean_diagonal = None
-        return part
-
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """J as (1, some rows, p) chunks, in the model's own dtype: more is not in them."""
-        trace = torch.zeros((), dtype=torch.float64, device=self.device)
-        with torch.no_grad():
-            for jacobian in self.tangent.chunks(self.x, self.outputs):
-                trace += jacobian.square().sum(dtype=torch.float64)
-                yield jacobian.reshape(1, -1, self.features)
-        self._mean_diagonal = trace[None] / len(self)
+        return self.traced(self._jacobians())
 
-    def mean_diagonal(self) -> Tensor:
-        """The trace per point, E κ(x, x): (1,); any pass over J has it as a by-product."""
-        if self._mean_diagonal is None:
-            for _ in self.chunks(self.dtype):
-                pass
-        assert self._mean_diagonal is not None
-        return self._mean_diagonal
+    @torch.no_grad()
+    def _jacobians(self) -> Iterator[Tensor]:
+        for jacobian in self.tangent.chunks(self.x, self.outputs):
+            yield jacobian.reshape(1, -1, self.features)
 
     def to_dense(self) -> Tensor:
         """The matrix in float64, (n·c, n·c), from J held in the model's own dtype."""

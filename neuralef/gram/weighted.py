@@ -9,6 +9,9 @@ from torch import Tensor
 from neuralef.checks import check_finite
 from neuralef.gram.base import Gram, own_blocks
 from neuralef.gram.root import RootGram
+from neuralef.linalg import symmetric, symmetric_root
+
+ROUNDING = 1e-5  # of blocks that were computed in float32, as a share of the largest weight
 
 
 class WeightedGram(Gram):
@@ -45,8 +48,9 @@ class WeightedGram(Gram):
         return under(self.gram[index], self.root[index])
 
     def alike(self, other: Gram) -> Gram:
-        """Another Gram of the same points under the same data measure."""
-        return under(other, self.root)
+        """Another Gram of the same points, once or several times, under the same data measure."""
+        times = len(other) // len(self)
+        return under(other, self.root.repeat(times, *[1] * (self.root.ndim - 1)))
 
     def weigh(self, rows: Tensor) -> Tensor:
         """W^½ times folded values (g, r, k)."""
@@ -84,6 +88,9 @@ class WeightedRootGram(WeightedGram, RootGram):
 
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """W^½Φ as folded (g, some rows, f) chunks."""
+        return self.traced(self._weighted(dtype))
+
+    def _weighted(self, dtype: torch.dtype) -> Iterator[Tensor]:
         start = 0
         for chunk in self.gram.chunks(dtype):
             points = chunk.shape[1] // self.layout.per_point
@@ -111,6 +118,7 @@ def measure_root(gram: Gram, weights: Tensor) -> Tensor:
     """W^½ in float64, (n,) or (n, c, c); what is no measure is refused."""
     if gram.is_weighted:
         raise ValueError("this Gram is weighted already: multiply the weights, and weigh it once")
+    weights = torch.as_tensor(weights, device=gram.device)
     n, c, shape = len(gram), gram.outputs, tuple(weights.shape)
     allowed = [(n,)] if gram.independent else [(n,), (n, c, c)]
     if shape not in allowed:
@@ -124,12 +132,13 @@ def measure_root(gram: Gram, weights: Tensor) -> Tensor:
         if bool((weights < 0).any()) or largest == 0:
             raise ValueError(f"weights must not be negative, nor all zero: least {weights.min()}")
         return weights.sqrt()
-    values, vectors = torch.linalg.eigh(weights)
-    if not torch.allclose(weights, weights.mT, rtol=0, atol=1e-9 * float(largest)):
+    slack = ROUNDING * float(largest)
+    if not torch.allclose(weights, weights.mT, rtol=0, atol=slack):
         raise ValueError("the blocks of weights must be symmetric")
-    if float(values.min()) < -1e-9 * float(largest) or largest == 0:
+    least = float(torch.linalg.eigvalsh(weights).min())
+    if least < -slack or largest == 0:
         raise ValueError(
             "the blocks of weights must be positive semi-definite and not all zero, the least "
-            f"eigenvalue is {float(values.min()):.3g}"
+            f"eigenvalue is {least:.3g}"
         )
-    return (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
+    return symmetric_root(symmetric(weights))

@@ -37,6 +37,7 @@ def save_posterior(posterior: Any, path: Path) -> None:
         tensors |= {f"{TAIL}{name}": t for name, t in learnt if not name.startswith("activations")}
     header = {name: getattr(posterior, name) for name in NUMBERS}
     header |= {"spectrum": packed, "model": features.fingerprint, "sampled": None}
+    header["exact"] = hasattr(spectrum.network, "tangent")  # functions of the folded model
     header["trained"] = sorted(posterior.kernel.tangent.names)
     kernel = getattr(spectrum.network, "kernel", None)
     if isinstance(kernel, NTK):  # whose sampled features the functions are made of
@@ -61,8 +62,7 @@ def load_posterior(cls: Any, path: Path, model: nn.Module, network: nn.Module | 
     posterior.kernel = NTK(folded)
     if sorted(posterior.kernel.tangent.names) != header["trained"]:
         raise ValueError(f"{path} was fitted with other parameters of the model frozen")
-    exact = header["spectrum"]["network"].get("class") == "TangentFunctions"
-    given = {"network": network, "model": folded if exact else model}
+    given = {"network": network, "model": folded if header["exact"] else model}
     if header["sampled"] is not None:
         given["feature_map"] = NTK(folded, **header["sampled"])
     spectrum = unpack_features(path, header["spectrum"], below(MARK, tensors), model, given)

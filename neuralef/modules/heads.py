@@ -122,11 +122,6 @@ class Normalized(Functions):
     torch.Size([100, 3])
     """
 
-    @classmethod
-    def rebuilt(cls, network: nn.Module, normalization: nn.Module) -> Normalized:
-        """Around a network that a user passes, who may pass what wraps it already."""
-        return network if isinstance(network, cls) else cls(network, normalization)
-
 
 class HeadFunctions(Functions):
     """k functions out of networks that end in heads: k networks, or a `shared` one.

@@ -12,6 +12,7 @@ from neuralef.checks import check_alike, check_points
 from neuralef.gram import FeatureGram, Gram
 from neuralef.jacobian.models import check_model
 from neuralef.kernels.ntk import NTK, fill
+from neuralef.linalg import symmetric
 from neuralef.memory import check_memory
 from neuralef.networks.activation_head import ActivationHead, Activations
 from neuralef.points import Points, evaluate, move, points_at_once
@@ -93,6 +94,7 @@ class Features:
         """The spectrum as a header and tensors, without the model itself."""
         self.check_unchanged()
         header, tensors = self.spectrum.pack()
+        header["head"] = self.head is not None
         if self.head is not None:
             tensors = {name: t for name, t in tensors.items() if not name.startswith(SEEN)}
         return header, tensors
@@ -108,8 +110,7 @@ def unpack_features(
     given: dict[str, Any],
 ) -> Spectrum:  # fmt: skip
     """The spectrum that `Features.pack` packed for this very model."""
-    headed = header["network"].get("class") == ActivationHead.__name__
-    if headed and not any(name.startswith(SEEN) for name in tensors):
+    if header["head"]:
         tensors = tensors | {f"{SEEN}{name}": value for name, value in model.state_dict().items()}
     return unpack(path, header, tensors, given, next(model.parameters()).device)
 
@@ -138,7 +139,7 @@ def remainder(kernel: NTK, x: Points, features: Tensor) -> Tensor:
     with torch.no_grad():
         blocks = [j @ j.mT for j in kernel.tangent.chunks(x, features.shape[1])]
     left = torch.cat(blocks).double() - features @ features.mT
-    values, vectors = torch.linalg.eigh((left + left.mT) / 2)
+    values, vectors = torch.linalg.eigh(symmetric(left))
     return (vectors * values.clamp_min(0)[:, None]) @ vectors.mT
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_choice
+from neuralef.linalg import symmetric_root
 from neuralef.sketching import even_normals
 
 METHODS = ("pairwise", "mc", "probit", "bridge")
@@ -31,10 +32,8 @@ class Gaussian:
 
     def moves(self, normals: Tensor) -> Tensor:
         """Draws about the mean, (draws, n, c), from standard normals (draws, c) for all points."""
-        values, vectors = torch.linalg.eigh(self.covariance)
         # the symmetric root, since eigenvectors jump from one point to the next
-        root = (vectors * values.clamp_min(0).sqrt()[:, None]) @ vectors.mT
-        return torch.einsum("ncd,sd->snc", root, normals)
+        return torch.einsum("ncd,sd->snc", symmetric_root(self.covariance), normals)
 
     def nll(self, y: Tensor, noise: Tensor) -> float:
         """Mean over points of −log N(y; mean, covariance + noise), noise (c,) of each output."""

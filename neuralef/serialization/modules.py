@@ -34,6 +34,11 @@ def rebuildable(
     """
 
     def register(cls: Class) -> Class:
+        known = _CLASSES.setdefault(cls.__name__, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"another class that can be rebuilt is called {cls.__name__}: rename it"
+            )
         _CLASSES[cls.__name__] = cls
         _PASSED[cls.__name__], _FALLBACK[cls.__name__] = passed or {}, fallback or {}
         return cls
@@ -66,6 +71,8 @@ def rebuild(description: dict[str, Any], given: Mapping[str, Any]) -> Any:
     if description["class"] not in _CLASSES:
         raise ValueError(f"this neuralef knows no class {description['class']!r}")
     cls = _CLASSES[description["class"]]
+    if type(given.get("network")) is cls:  # a user may pass what is ours already
+        return given["network"]
     arguments = {n: _decode(value, given) for n, value in description["arguments"].items()}
     several = [n for n, kind in _parameters(cls).items() if kind == Parameter.VAR_POSITIONAL]
     positional = arguments.pop(several[0]) if several else ()

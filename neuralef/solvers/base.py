@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from neuralef.certificate import LEAST_POINTS
 from neuralef.checks import check_alike, check_count
 from neuralef.gram import Gram
-from neuralef.linalg import VANISHING, check_definite, descending_eigh, orthonormalize
+from neuralef.linalg import VANISHING, descending_eigh, orthonormalize
 from neuralef.points import evaluate
 from neuralef.spectrum import Spectrum
 from neuralef.warnings import warn_user
@@ -23,6 +23,9 @@ from neuralef.warnings import warn_user
 Cotangent = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 # Points of the block on which an indefinite kernel is looked for before training.
 DEFINITE_POINTS = 256
+# Rounding may push an eigenvalue of K/n below zero by about the error of one value of κ; this many
+# times as much leaves room for kernels that are computed carelessly.
+TOLERATED = 100
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,18 @@ def check_block(gram: Gram, generator: torch.Generator) -> None:
         raise ValueError(f"the kernel is not symmetric: κ(x, x′) − κ(x′, x) reaches {gap:.3g}")
     values = torch.linalg.eigvalsh(block).reshape(gram.groups, -1) / len(part)
     check_definite(values, part.rounding(), f"a block of {len(part)} points")
+
+
+def check_definite(values: Tensor, rounding: Tensor, where: str) -> None:
+    """Refuse an indefinite kernel, given eigenvalues (g, …) of its K/n in any order."""
+    largest, smallest = values.amax(-1), values.amin(-1)
+    if bool((smallest < -TOLERATED * rounding).any()):
+        raise ValueError(
+            f"the kernel is indefinite: {where} has the eigenvalue {smallest.min():.3g} beside "
+            f"{largest.max():.3g}; eigenfunctions need a positive semi-definite kernel"
+        )
+    if not bool((largest > rounding).all()):
+        raise ValueError(f"the kernel vanishes on the data: {where} has no positive eigenvalue")
 
 
 def make_spectrum(

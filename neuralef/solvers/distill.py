@@ -11,7 +11,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -102,8 +102,8 @@ class Distill(TrainedSolver):
         values = [evaluate(teacher, x) for x in sets]
         again = self.repeats - 1
         x, psi = join([gram.x] * again + sets), torch.cat([values[0]] * again + values)
-        targets = psi * weights
-        return FeatureGram(x, targets.to(gram.dtype), independent=gram.independent)
+        targets = FeatureGram(x, (psi * weights).to(gram.dtype), independent=gram.independent)
+        return gram.alike(targets)
 
     def objective(self, network: nn.Module, gram: Gram) -> Lesson:
         """The squared distance from the teacher's functions."""
@@ -120,12 +120,12 @@ class Lesson(Objective):
 
     def backward(self, network: nn.Module, block: Gram) -> Tensor:
         """Back-propagate through the network; returns 1 − E(f − ψ)²/Eψ² of each function (g, k)."""
-        assert isinstance(block, FeatureGram)
-        f = network(block.x)
-        known = min(f.shape[-1], block.features)  # functions beyond the teacher's learn nothing
-        psi = block.phi[..., :known]
+        f, taught = network(block.x), cast(FeatureGram, getattr(block, "gram", block)).phi
+        known = min(f.shape[-1], taught.shape[-1])  # functions beyond the teacher's learn nothing
+        psi = taught[..., :known]
         gap = f.detach()[..., :known] - psi
-        f[..., :known].backward((2 / len(block)) * gap.to(f.dtype))
-        wrong, size = (block.fold(v).double().square().sum(1) for v in (gap, psi))
+        weighted = block.unfold(block.weigh(block.weigh(block.fold(gap))))
+        f[..., :known].backward((2 / len(block)) * weighted.to(f.dtype))
+        wrong, size = (block.weigh(block.fold(v).double()).square().sum(1) for v in (gap, psi))
         learnt = (1 - wrong / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_min(0)
         return nn.functional.pad(learnt, (0, f.shape[-1] - known))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from neuralef.checks import check_count
 from neuralef.extensions import extend, extend_root
 from neuralef.gram import Gram, RootGram
-from neuralef.linalg import TOLERATED, check_definite
 from neuralef.solvers import base
 from neuralef.spectrum import Spectrum
 
@@ -102,7 +101,7 @@ def dense_pairs(gram: Gram, k: int) -> Pairs:
     # Cholesky of K + tolerance exists unless K is indefinite, and costs less than the whole
     # spectrum.
     rounding = gram.rounding().cpu()
-    ridge = (TOLERATED * rounding)[:, None, None] * torch.eye(r, dtype=dense.dtype)
+    ridge = (base.TOLERATED * rounding)[:, None, None] * torch.eye(r, dtype=dense.dtype)
     if bool(torch.linalg.cholesky_ex(dense + ridge).info.any()):
-        check_definite(torch.linalg.eigvalsh(dense), rounding, "the kernel matrix")
+        base.check_definite(torch.linalg.eigvalsh(dense), rounding, "the kernel matrix")
     return Pairs(values.to(gram.device), (vectors * math.sqrt(n)).to(gram.device))

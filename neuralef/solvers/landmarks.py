@@ -36,20 +36,23 @@ def leverage_scores(gram: Gram, count: int, k: int, generator: torch.Generator) 
     """Approximate ridge leverage scores (n,), up to a factor: what each point adds to the top k.
 
     κ_ii − κ_iS (κ_SS + λI)⁻¹ κ_Si on a uniform sample S of `count` points, with λ the sum of the
-    eigenvalues of κ_SS beyond k over k (Musco & Musco 2017, one level of their recursion).
+    eigenvalues of κ_SS beyond k over k (Musco & Musco 2017, one level of their recursion). Under a
+    data measure κ is W^½ κ W^½.
     """
     assert gram.kernel is not None
-    sample = gram.x[torch.randperm(len(gram), generator=generator)[:count].to(gram.device)]
-    explained = []
+    chosen = torch.randperm(len(gram), generator=generator)[:count].to(gram.device)
+    sample, explained = gram.x[chosen], []
     with torch.no_grad():
-        inner = gram.kernel(sample, sample).double()
+        roots = gram.weigh(torch.ones(1, len(gram), 1, dtype=torch.float64, device=gram.device))[0]
+        inner = gram.kernel(sample, sample).double() * roots[chosen] * roots[chosen].T
         diagonal = gram.diagonal().double()
         tail = torch.linalg.eigvalsh(inner).clamp_min(0).flip(0)[k:].sum() / k
         ridge = torch.maximum(tail, 1e-9 * inner.diagonal().sum())
         identity = torch.eye(count, dtype=inner.dtype, device=inner.device)
         factor = torch.linalg.cholesky(inner + ridge * identity)
-        for part in gram.x.split(POINTS_AT_ONCE):
-            cross = gram.kernel(part, sample).double().T
-            root = torch.linalg.solve_triangular(factor, cross, upper=False)
-            explained.append(root.square().sum(0))
+        parts = zip(*(values.split(POINTS_AT_ONCE) for values in (gram.x, roots)), strict=True)
+        for part, root in parts:
+            cross = (gram.kernel(part, sample).double() * root).T * roots[chosen]
+            image = torch.linalg.solve_triangular(factor, cross, upper=False)
+            explained.append(image.square().sum(0))
     return (diagonal - torch.cat(explained)).clamp_min(1e-12 * float(diagonal.max())).cpu()

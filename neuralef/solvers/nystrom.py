@@ -12,8 +12,8 @@ import torch
 from neuralef.checks import check_choice, check_count
 from neuralef.extensions.features import landmark_features
 from neuralef.gram import FeatureGram, Gram
-from neuralef.linalg import check_definite
 from neuralef.points import POINTS_AT_ONCE, Layout
+from neuralef.solvers.base import check_definite
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 from neuralef.solvers.landmarks import SELECTIONS, choose_landmarks
 from neuralef.solvers.subspace import Subspace

@@ -70,7 +70,9 @@ class SpIN(TrainedSolver):
 def inverse_cholesky(covariance: Tensor) -> Tensor:
     """L⁻¹ (g, k, k) of Σ = LLᵀ, with a small ridge where Σ is nearly singular."""
     lower, pivots, _ = unit_lower_factor(covariance)
-    factor = lower * pivots.sqrt()[:, None, :]
+    # of functions that are zero on a batch, as points without weight make it, L⁻² is finite, too
+    least = torch.finfo(pivots.dtype).tiny ** 0.25
+    factor = lower * pivots.sqrt().clamp_min(least)[:, None, :]
     identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     return torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from neuralef.checks import check_count, check_positive
 from neuralef.gram import Gram, RootGram
-from neuralef.linalg import VANISHING, check_definite, descending_eigh
+from neuralef.linalg import VANISHING, descending_eigh
+from neuralef.solvers.base import check_definite
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 from neuralef.warnings import warn_user
 

@@ -256,10 +256,12 @@ class _Run:
             block = cast(FeatureGram, part).phi if gram.has_features else part.to_dense()
         some = flat(gram.x[:: max(1, len(gram) // 1000)])
         shapes = [list(tensor.shape) for tensor in tensors_of(gram.x)]
+        ones = torch.ones(gram.groups, gram.rows, 1, dtype=torch.float64, device=gram.device)
         return {
             "settings": {name: value for name, value in settings.items() if name != "progress"},
             "points": [shapes, str(gram.x.dtype), digest({"points": some})],
             "kernel": digest({"block": block.detach().double()}),
+            "measure": digest({"weighted": gram.weigh(ones)}),
             "network": {n: list(value.shape) for n, value in self.network.state_dict().items()},
         }
 

@@ -1,5 +1,7 @@
 """A data measure on every Gram, against the dense weighted problem."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,8 @@ from truth import assert_pairs, points
 
 import neuralef as nef
 from neuralef.kernels import RBF, Coregional, Independent, Linear, Matern
+from neuralef.networks import StackedMLP
+from neuralef.solvers.landmarks import leverage_scores
 
 N = 60
 
@@ -250,3 +254,90 @@ def test_separate_outputs_have_no_blocks_and_a_measure_is_given_once():
         gram.weighted(blocks())
     with pytest.raises(ValueError, match="weighted already"):
         gram.weighted(positive()).weighted(positive())
+
+
+@pytest.mark.parametrize("made", [torch.float32, torch.float64])
+def test_the_curvature_of_a_softmax_is_a_measure_in_any_precision(made):
+    """diag(p) − ppᵀ is singular, and by rounding a little below zero."""
+    model, x = mlp(), points(POINTS, 3)
+    p = (5 * model(x)).to(made).softmax(1).detach()
+    curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None]
+    gram = nef.JacobianGram(model, x)
+    for weights in (curvature, curvature.double(), curvature.numpy()):
+        found = nef.Subspace(K).solve(gram.weighted(weights)).eigenvalues
+        truth = torch.linalg.eigvalsh(dense(gram, curvature.double())[0] / POINTS).flip(0)[:K]
+        torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-6)
+
+
+def test_a_pass_over_jacobians_tells_the_trace_of_the_measure():
+    model, x, passes = mlp(), points(POINTS, 3), []
+    for gram in (nef.JacobianGram(model, x), nef.JacobianGram(model, x).weighted(blocks())):
+        chunks, count = gram.tangent.chunks, []
+        gram.tangent.chunks = lambda *args, chunks=chunks, count=count: (
+            count.append(1), chunks(*args))[1]  # fmt: skip
+        spectrum = nef.Subspace(K).solve(gram)
+        passes.append(len(count))
+        truth = gram.to_dense().diagonal().sum() / POINTS
+        torch.testing.assert_close(spectrum.mean_diagonal, truth)
+    assert passes[0] == passes[1]
+
+
+def test_leverage_scores_are_those_of_the_weighted_matrix():
+    x = points(POINTS)
+    gram, weights = RBF(1.5).gram(x), shifted(x)
+
+    def scores(gram):
+        return leverage_scores(gram, 20, 3, torch.Generator().manual_seed(0))
+
+    plain = scores(gram)
+    torch.testing.assert_close(scores(gram.weighted(0.1 * torch.ones(POINTS))), 0.1 * plain)
+    chosen = torch.randperm(POINTS, generator=torch.Generator().manual_seed(0))[:20]
+    matrix = dense(gram, weights)[0]
+    inner, cross = matrix[chosen][:, chosen], matrix[:, chosen]
+    ridge = torch.linalg.eigvalsh(inner).flip(0)[3:].sum() / 3
+    inverse = torch.linalg.inv(inner + ridge * torch.eye(20))
+    truth = matrix.diagonal() - (cross @ inverse * cross).sum(1)
+    torch.testing.assert_close(scores(gram.weighted(weights)), truth, rtol=1e-6, atol=1e-9)
+
+
+def test_a_checkpoint_is_of_one_measure(tmp_path):
+    x, weights = points(POINTS), torch.ones(POINTS)
+    solver, path = nef.NeuralEF(2, steps=5), tmp_path / "run"
+    solver.solve(RBF().gram(x).weighted(weights), checkpoint=path)
+    weights[-1] = 2
+    for gram in (RBF().gram(x).weighted(weights), RBF().gram(x).weighted(weights[:1] * weights)):
+        with pytest.raises(ValueError, match="of another run: measure differ"):
+            solver.solve(gram, checkpoint=path)
+    solver.solve(RBF().gram(x).weighted(torch.ones(POINTS)), checkpoint=path)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [nef.NeuralEF(1, steps=80), nef.SpIN(1, steps=80), nef.SpIN(1, steps=80, memory=0.5),
+     nef.NestedLoRA(1, steps=80), nef.Distill(1, steps=80)],
+    ids=lambda solver: type(solver).__name__,
+)  # fmt: skip
+def test_batches_without_any_weight_do_no_harm(solver):
+    x, weights = points(200), torch.zeros(200)
+    weights[:3] = 200 / 3
+    gram = RBF(1.5).gram(x).weighted(weights)
+    found = replace(solver, batch_size=16).solve(gram).eigenvalues
+    torch.testing.assert_close(found, nef.Nystrom(1).solve(gram).eigenvalues, rtol=0.05, atol=0)
+
+
+def test_distillation_learns_by_the_weights_of_the_points():
+    """As from points that are there as many times, at any number of copies."""
+    x, counts = points(POINTS // 2), torch.arange(POINTS // 2) % 3
+    solver = nef.Distill(K, teacher=nef.Nystrom(K).solve(RBF().gram(points(POINTS, seed=9))))
+    solver = replace(solver, augment=lambda x, generator: x + 1, copies=2, repeats=2)
+    network = StackedMLP(2, K, normalize=False, seed=0).double()
+    gradients = []
+    for gram in (
+        RBF().gram(x).weighted(counts), RBF().gram(x.repeat_interleave(counts, 0))
+    ):  # fmt: skip
+        targets = solver.targets(gram)
+        network.zero_grad()
+        shares = solver.objective(network, gram).backward(network, targets)
+        gradients.append([p.grad * len(targets) for p in network.parameters()] + [shares])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)

@@ -11,6 +11,7 @@ from truth import points
 import neuralef as nef
 from neuralef.gram import FeatureGram
 from neuralef.kernels import RBF, Function, Independent, Linear, Polynomial
+from neuralef.solvers.base import check_definite
 
 # Solvers that ask nothing of the number of points.
 FREE = [nef.Nystrom(1), nef.Subspace(1), nef.NeuralEF(1, steps=20)]
@@ -208,3 +209,25 @@ def test_pairs_below_a_billionth_or_the_rounding_of_the_kernel_are_not_there(dty
     gram = nef.DenseGram(points(n, 1), ((basis * (n * values)) @ basis.T).to(dtype))
     with pytest.warns(UserWarning, match=f"found {rank} eigenpairs of the 3 asked for"):
         assert nef.Nystrom(3).solve(gram).rank == rank
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([[1.0, -0.1]], "the kernel is indefinite"),
+        ([[1.0, 0.5], [1.0, -0.1]], "the kernel is indefinite"),
+        ([[-1.0, -2.0]], "the kernel is indefinite"),
+        ([[0.0, 0.0]], "the kernel vanishes"),
+        ([[1.0, 0.5], [0.0, 0.0]], "the kernel vanishes"),
+    ],
+)
+def test_eigenvalues_of_no_kernel_are_refused(values, says):
+    with pytest.raises(ValueError, match=says):
+        check_definite(torch.tensor(values, dtype=torch.float64), torch.tensor(1e-16), "it")
+
+
+def test_eigenvalues_negative_by_rounding_pass():
+    values = torch.tensor([[1.0, -1e-6]])
+    check_definite(values, torch.tensor(1e-7), "it")
+    with pytest.raises(ValueError, match="the kernel is indefinite"):
+        check_definite(values, torch.tensor(1e-9), "it")
