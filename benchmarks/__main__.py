@@ -12,14 +12,15 @@ import typer
 from rich.table import Table
 
 import benchmarks
-from neuralef.cli import Device, Json, Overwrite, ended, finish, opened_run
+from neuralef.cli import Device, Json, Overwrite, ended, finish, opened_run, show_command
 from neuralef.report import make_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def bench_command(
+    context: typer.Context,
     only: Annotated[str | None, typer.Option(help="Run one benchmark by its name.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for result.json.")] = None,
     device: Device = "cpu",
@@ -27,6 +28,8 @@ def bench_command(
     show_json: Json = False,
 ) -> None:
     """Measure speed as ratios in one run, the plain version beside ours."""
+    if context.invoked_subcommand is not None:
+        return
     with nullcontext() if out is None else opened_run(out, "bench", overwrite):
         report = partial(typer.echo, err=True) if not show_json else lambda line: None
         result = benchmarks.run(only, device, out, report)
@@ -40,6 +43,9 @@ def bench(result: dict[str, Any]) -> Iterator[Table | str]:
         for name, row in result["measured"].items()
     ]
     yield make_table("ratios of one run", ("benchmark", "ratio", "goal", "of"), rows)
+
+
+app.command()(show_command({"bench": bench}))
 
 
 if __name__ == "__main__":

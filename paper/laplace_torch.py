@@ -111,7 +111,7 @@ class LaplaceTorch(MAP):
         given = self.prior_precision is not None
         if self.method == "ella" and tune is None and not given:
             raise ValueError("ELLA has no marginal likelihood: pass tune=… or prior_precision=…")
-        x, y, logits = self._collect(loader, "loader")
+        x, y, logits = self.collect(loader, "loader")
         if not isinstance(x, Tensor) or logits.shape[1] < 2:
             raise ValueError(
                 f"expected a tensor and two logits, got {type(x).__name__} and {logits.shape[1]}: "

@@ -27,7 +27,8 @@ PUBLIC = [
     if inspect.isclass(getattr(room, name))
 ]
 PAGES = [
-    "README.md", "docs/modern-kernels.md", "docs/uncertainty.md", "docs/trajectories.md",
+    "README.md", "docs/method.md", "docs/modern-kernels.md", "docs/uncertainty.md",
+    "docs/trajectories.md",
 ]  # fmt: skip
 
 
@@ -63,3 +64,14 @@ def test_the_readme_names_commands_that_exist():
     )
     assert named
     assert named <= commands
+
+
+def test_the_reference_names_what_is_there():
+    page = (ROOT / "docs/reference.md").read_text("utf-8")
+    option = r"(?:    options: \{members: \[([^\]]*)\]\}\n)?"
+    parts = re.findall(rf"^::: (\S+)\n{option}", page, re.MULTILINE)
+    assert len(parts) == page.count(":::")
+    assert page.count("{") == page.count("}") == sum(bool(members) for _, members in parts)
+    for module, members in parts:
+        for name in filter(None, members.split(", ")):
+            assert hasattr(importlib.import_module(module), name), f"{module}.{name}"

@@ -152,6 +152,16 @@ def test_a_moment_is_not_told(terminal, clock):
     assert terminal.getvalue() == ""
 
 
+def test_a_display_leaves_the_silence_around_it_as_it_was(terminal):
+    with progress.silence():
+        with progress.Display("one", "points", 3, shown=True):
+            pass
+        with progress.Display("other", "points", 3) as display:
+            display.advance(1)
+            assert not display.shown
+    assert lines(terminal) == []
+
+
 def test_silence(terminal):
     x = points(N, 3)
     with progress.silence(), progress.silence(False):  # which does not break the one around it

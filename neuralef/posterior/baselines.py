@@ -35,19 +35,19 @@ class MAP:
 
     def fit(self, loader: Iterable[Any], tune: Iterable[Any] | None = None) -> Self:
         """Nothing is learned of the training set, whose labels are checked; then `tune`."""
-        self._collect(loader, "loader")
+        self.collect(loader, "loader")
         return self if tune is None else self.tune(tune)
 
     def tune(self, held_out: Iterable[Any]) -> Self:
         """Choose what is open by the likelihood of held-out points; again, if need be."""
-        x, y, _ = self._collect(held_out, "tune")
+        x, y, _ = self.collect(held_out, "tune")
         return self.tune_on(self.outputs(x), y)
 
     def tune_on(self, outputs: Any, y: Tensor) -> Self:
         """`tune`, for points whose outputs are at hand: here nothing is open."""
         return self
 
-    def _collect(self, loader: Iterable[Any], name: str) -> tuple[Any, Tensor, Tensor]:
+    def collect(self, loader: Iterable[Any], name: str) -> tuple[Any, Tensor, Tensor]:
         """Points, labels and logits."""
         device = next((value.device for value in self.model.parameters()), torch.device("cpu"))
         x, y = collect(loader, device, name)

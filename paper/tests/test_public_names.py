@@ -49,6 +49,38 @@ def test_imports_are_public(path):
     assert private == []
 
 
+def attributes(tree):
+    """The attributes that a file looks up, and the names that it defines."""
+    looked_up, defined = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            (looked_up if isinstance(node.ctx, ast.Load) else defined).add(node.attr)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+    return looked_up, defined
+
+
+LIBRARY = [ast.parse(path.read_text("utf-8")) for path in (ROOT / "neuralef").rglob("*.py")]
+PRIVATE = {
+    name for tree in LIBRARY for name in attributes(tree)[1]
+    if name.startswith("_") and not name.endswith("__")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_attributes_are_public_too(path):
+    looked_up, defined = attributes(ast.parse(path.read_text(encoding="utf-8")))
+    assert (looked_up - defined) & PRIVATE == set()
+
+
+def test_a_private_attribute_is_seen():
+    line = "class A(MAP):\n    def f(self):\n        self._x = self._x or self._mean_diagonal"
+    looked_up, defined = attributes(ast.parse(line))
+    assert (looked_up - defined) & PRIVATE == {"_mean_diagonal"}
+
+
 @pytest.mark.parametrize(
     ("line", "public"),
     [

@@ -1,11 +1,14 @@
 """The members that the tests run through every promise: a new one is one added line."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from image_networks import CNN, RESNET, images
 from scipy.special import erf
 from sklearn.gaussian_process import kernels as plain
 from sklearn.metrics.pairwise import laplacian_kernel, polynomial_kernel
@@ -13,7 +16,7 @@ from torch import nn
 from truth import points
 
 import neuralef as nef
-from neuralef.gram import DenseGram, FeatureGram
+from neuralef.gram import DenseGram, FeatureGram, JacobianGram
 from neuralef.kernels import (
     MLPGP,
     MLPNTK,
@@ -27,7 +30,14 @@ from neuralef.kernels import (
     Periodic,
     Polynomial,
 )
-from neuralef.networks import SharedMLP, StackedMLP
+from neuralef.networks import (
+    SharedCNN,
+    SharedMLP,
+    SharedResNet,
+    StackedCNN,
+    StackedMLP,
+    StackedResNet,
+)
 
 POINTS = 40  # of every Gram
 SAMPLES = 12  # features: fewer than the points, more than the pairs asked for
@@ -180,6 +190,22 @@ def feature_twin(function, independent=False):
     return matrix
 
 
+# Two outputs, a model of more weights than the Gram has pairs that are asked for.
+MODEL = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 2)).double().eval()
+for number, parameter in enumerate(MODEL.parameters()):
+    parameter.data.copy_(points(parameter.numel(), 1, seed=10 + number).view(parameter.shape))
+
+
+def jacobian_twin(x):
+    """By plain autograd, an output of a point at a time."""
+    weights = list(MODEL.parameters())
+    rows = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(value, weights, retain_graph=True)])
+        for point in torch.from_numpy(x) for value in MODEL(point)
+    ]  # fmt: skip
+    return (torch.stack(rows) @ torch.stack(rows).T).numpy()
+
+
 def same(kernel):
     return lambda x: kernel(x, x)
 
@@ -200,6 +226,7 @@ GRAMS = [
     Case("feature independent",
          lambda x: FeatureGram(x, output_features(x), output_features, independent=True),
          feature_twin(output_features, independent=True)),
+    Case("jacobian joint", lambda x: JacobianGram(deepcopy(MODEL).to(x.dtype), x), jacobian_twin),
     Case("dense", lambda x: DenseGram(x, rbf(x.numpy())), same(rbf)),
     Case("dense joint", lambda x: DenseGram(x, JOINT(x.numpy())), JOINT),
     Case("dense independent", lambda x: DenseGram(x, INDEPENDENT(x.numpy())), INDEPENDENT),
@@ -212,13 +239,22 @@ LAYOUTS = [
     pytest.param({"outputs": 3, "independent": True}, id="independent"),
 ]
 
-NETWORKS = [
+MLPS = [
     Case(f"{kind.__name__} {activation}",
-         lambda kind=kind, activation=activation, **shape: kind(
-             width=6, depth=3, activation=activation, seed=1, **shape))
+         lambda kind=kind, activation=activation, **more: kind(
+             **{"inputs": 2, "width": 6, "depth": 3, "activation": activation, "seed": 1} | more),
+         twin=points)
     for kind in (StackedMLP, SharedMLP)
     for activation in ("sincos", "relu", "gelu", "erf")
 ]  # fmt: skip
+# What makes k functions of points, and what makes n points for them.
+NETWORKS = [
+    *MLPS,
+    Case("StackedCNN", partial(StackedCNN, **CNN), images),
+    Case("SharedCNN", partial(SharedCNN, **CNN), images),
+    Case("StackedResNet", partial(StackedResNet, **RESNET), images),
+    Case("SharedResNet", partial(SharedResNet, **RESNET), images),
+]
 
 SOLVERS = [
     Case("Nystrom", lambda k: nef.Nystrom(k)),

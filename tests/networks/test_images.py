@@ -9,7 +9,6 @@ from image_networks import CNN, RESNET, close, images, part
 from torch import nn
 from torch.func import functional_call, jacrev, jvp, vmap
 
-import neuralef as nef
 from neuralef.networks import SharedCNN, SharedResNet, StackedCNN, StackedResNet
 
 KINDS = [(StackedCNN, CNN), (SharedCNN, CNN), (StackedResNet, RESNET), (SharedResNet, RESNET)]
@@ -54,32 +53,6 @@ def test_a_stack_is_its_members_side_by_side(kind, own, layout, training):
             close(buffer, part(name, network.get_buffer(name), i, k))
 
 
-@layouts
-@each
-def test_functions_have_unit_norm_in_training(make, layout):
-    network = make(k=4, **layout).double()
-    psi = network(images(20))
-    assert psi.shape == ((20, 3, 4) if layout else (20, 4))
-    squares = psi.square().mean(0)
-    if layout and "independent" not in layout:
-        squares = squares.sum(0)
-    torch.testing.assert_close(squares, torch.ones_like(squares))
-    plain = make(k=4, normalize=False, **layout).double()
-    close(plain(images(20)), plain.functions(images(20)))
-
-
-@each
-def test_same_seed_same_weights_and_no_global_state(make):
-    before = torch.get_rng_state()
-    first, second, other = make(k=3), make(k=3), make(k=3, seed=2)
-    assert torch.equal(before, torch.get_rng_state())
-    for name, value in first.named_parameters():
-        assert torch.equal(value, second.get_parameter(name))
-    assert not torch.equal(next(first.parameters()), next(other.parameters()))
-    unseeded = make(k=3, seed=None), make(k=3, seed=None)
-    assert not torch.equal(*(next(network.parameters()) for network in unseeded))
-
-
 def test_a_stack_starts_as_its_members_would():
     network = StackedCNN(50, **CNN).network
     for layer in (network[4], network[9]):
@@ -87,17 +60,6 @@ def test_a_stack_starts_as_its_members_would():
         assert bound * 0.99 < layer.weight.abs().max() <= bound
     weight = StackedResNet(5, width=4, depth=8, seed=0).network.layer3[0].conv2.weight
     assert weight.std().item() == pytest.approx(math.sqrt(2 / (16 * 9)), rel=0.05)
-
-
-@each
-def test_networks_come_back_from_files(make, tmp_path):
-    x = images(16)
-    network = make(k=3).double()
-    spectrum = nef.NeuralEF(k=2, steps=5).solve(nef.kernels.RBF(5.0).gram(x), network)
-    spectrum.save(tmp_path / "a")
-    loaded = nef.load(tmp_path / "a")
-    assert type(loaded.network) is type(network)
-    assert torch.equal(loaded(x), spectrum(x))
 
 
 @each

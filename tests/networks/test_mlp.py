@@ -1,6 +1,6 @@
 import pytest
 import torch
-from cases import LAYOUTS, NETWORKS, each, small
+from cases import LAYOUTS, MLPS, each, small
 from models import TEXTS
 from torch import nn
 from truth import points
@@ -42,7 +42,7 @@ def plain_mlp(network, stack):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@each(NETWORKS)
+@each(MLPS)
 def test_network_is_its_plain_mlps_side_by_side(case, layout):
     network = case.make(inputs=2, k=4, **layout).double().eval()
     x = points(9)
@@ -59,26 +59,7 @@ def test_network_is_its_plain_mlps_side_by_side(case, layout):
     torch.testing.assert_close(network(x), expected, rtol=1e-6, atol=1e-6)  # π/2 is a float32
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@each(NETWORKS)
-def test_functions_have_unit_norm_in_training(case, layout):
-    network = case.make(inputs=2, k=4, **layout).double()
-    squares = network(points(50)).square().mean(0)
-    if layout and "independent" not in layout:
-        squares = squares.sum(0)
-    torch.testing.assert_close(squares, torch.ones_like(squares))
-
-
-@each(NETWORKS)
-def test_same_seed_same_weights_and_no_global_state(case):
-    before = torch.get_rng_state()
-    first, second = case.make(inputs=2, k=3), case.make(inputs=2, k=3)
-    assert torch.equal(before, torch.get_rng_state())
-    for name, value in first.state_dict().items():
-        assert torch.equal(value, second.state_dict()[name])
-
-
-@each(NETWORKS)
+@each(MLPS)
 def test_points_of_another_size_are_refused(case):
     with pytest.raises(ValueError, match="takes points of 2 numbers"):
         case.make(inputs=2, k=3)(points(5, 3).float())

@@ -102,3 +102,26 @@ def test_a_new_class_says_itself_how_it_is_read_back(make, tmp_path):
     spectrum = nef.Nystrom(2).solve(make().gram(x))
     spectrum.save(tmp_path / "s")
     assert torch.equal(nef.load(tmp_path / "s")(x), spectrum(x))
+
+
+def test_a_name_belongs_to_one_class():
+    """A user's own RBF would else be built in the place of ours, and ours of no file."""
+    with pytest.raises(ValueError, match="another class that can be rebuilt is called RBF"):
+
+        @rebuildable
+        class RBF(Kernel):
+            pass
+
+    x = points(POINTS)
+    spectrum = nef.Nystrom(K).solve(nef.kernels.RBF().gram(x))
+    header, _ = spectrum.pack()
+    assert header["network"]["arguments"]["kernel"]["class"] == "RBF"
+
+
+def test_a_class_may_be_defined_again():
+    """As in a notebook, whose cells run more than once."""
+    for _ in range(2):
+
+        @rebuildable
+        class OnceMore(Kernel):
+            pass

@@ -1,19 +1,9 @@
-"""Probabilities with known scores, and a posterior that keeps what it was asked."""
+"""A posterior that keeps what it was asked."""
 
 import torch
+from probabilities import random_probabilities
 
 from paper.calibration import over_folds
-
-P = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.5, 0.3], [0.25, 0.25, 0.5], [1.0, 0.0, 0.0]])
-Y = torch.tensor([0, 2, 2, 1])
-FOREIGN = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.6, 0.4, 0.0]])
-SCORES = {"nll", "accuracy", "ece", "brier"}
-
-
-def random_probabilities(n=200, c=4, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    p = torch.randn(n, c, generator=generator).double().mul(2).softmax(1)
-    return p, torch.randint(c, (n,), generator=generator)
 
 
 class Recorder:

@@ -1,7 +1,6 @@
 """The command line as users meet it: through main(), in an empty folder."""
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 
 import neuralef as nef
-from neuralef.cli import demo
 
 
 @pytest.fixture
@@ -17,27 +15,6 @@ def table(tmp_path):
     x = np.random.default_rng(0).normal(size=(120, 3))
     np.save(tmp_path / "x.npy", x)
     return x
-
-
-def test_demo_keeps_its_promises(neuralef, tmp_path, monkeypatch):
-    """With a quarter of its steps, too."""
-    monkeypatch.setattr(demo, "NeuralEF", partial(nef.NeuralEF, steps=500))
-    code, out, _ = neuralef("demo", "--json")
-    assert code == 0
-    result = json.loads(out)
-    assert result == json.loads((tmp_path / "demo/result.json").read_text())
-    rbf, polynomial = result["measured"]["rbf"], result["measured"]["polynomial"]
-    assert max(rbf["errors"]["ours"]) <= 2e-2
-    assert max(rbf["errors"]["ours"][:5]) <= 1e-3
-    assert polynomial["rank"] == 5
-    assert max(polynomial["errors"]["ours"]) <= 2e-3
-    # total error is ours and the sampling error together
-    assert max(rbf["errors"]["sampling"]) > 1e-3
-    assert (tmp_path / "demo/demo.png").stat().st_size > 10_000
-    assert nef.load(tmp_path / "demo/rbf.safetensors")(torch.zeros(2, 1)).shape == (2, 10)
-    code, out, _ = neuralef("show", "demo")
-    assert code == 0
-    assert "not certifiable" in out
 
 
 @pytest.mark.parametrize(
@@ -195,13 +172,6 @@ def test_an_earlier_result_is_left_alone(neuralef, table, tmp_path):
     assert (tmp_path / "run/result.json").read_bytes() == before
     assert neuralef(*words, "--k", 3, "--overwrite")[0] == 0
     assert (tmp_path / "run/result.json").read_bytes() != before
-
-
-def test_a_demo_replaces_no_other_result(neuralef, table, tmp_path):
-    assert neuralef("fit", "x.npy", "--solver", "nystrom", "-o", "run")[0] == 0
-    code, _, errors = neuralef("demo", "-o", "run")
-    assert code == 2
-    assert "--overwrite" in errors
 
 
 def test_what_fit_does_by_itself_is_told(neuralef, table):
