@@ -82,8 +82,7 @@ def certify(gram: Gram, psi: Tensor, eigenvalues: Tensor) -> Certificate:
 
     Functions found on a sample share a little of the earlier, larger ones under q, which would hide
     a small eigenvalue; so each is first deflated by the earlier ones that could be certified. Then
-    μ_j ≈ Σ_{a≠b} ψ_j(x_a) κ(x_a, x_b) ψ_j(x_b) / (m(m−1)) / mean ψ_j², with the jackknife's
-    standard error.
+    μ_j ≈ Σ_{a≠b} ψ_j(x_a) κ(x_a, x_b) ψ_j(x_b) / (m(m−1)) / mean ψ_j², jackknifed.
     """
     m = len(gram)
     if m < LEAST_POINTS:

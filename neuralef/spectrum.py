@@ -30,8 +30,8 @@ class Spectrum(LaidOut, nn.Module):
 
     ψ(x) = network(x) · rotation. The network is what the solver trained, or the features of
     Nyström's formula; the rotation, in float64, is the last step of refinement. Eigenvalues and
-    residuals are (k,), or (c, k) for c independent outputs; `spectrum(x)` is (n, k), or (n, c, k),
-    and differentiable.
+    residuals are (k,), or (c, k) for c independent outputs; `spectrum(x)`, differentiable, is
+    (n, k), or (n, c, k).
 
     >>> import neuralef as nef
     >>> x = torch.linspace(-2, 2, 200)[:, None]
@@ -133,10 +133,9 @@ class Spectrum(LaidOut, nn.Module):
     def with_eigenvalues(self, eigenvalues: Tensor) -> Spectrum:
         """The same functions with other eigenvalues, such as exact ones; there is no certificate.
 
-        Learnt functions have a little of every other function in them, and so less of the kernel
-        than its eigenvalues say. With exact ones in their place E Σ_j μ_jψ_j(x)², what the kernel
-        is on average at a point, is that of its true top k. A function that was not found, whose
-        eigenvalue is zero, keeps it.
+        Learnt functions hold less of the kernel than its eigenvalues say. With exact ones
+        E Σ_j μ_jψ_j(x)², what the kernel is on average at a point, is that of its true top k. A
+        function that was not found, whose eigenvalue is zero, keeps it.
         """
         values = torch.as_tensor(eigenvalues).detach().to(self.eigenvalues)
         if values.shape != self.eigenvalues.shape:
@@ -175,11 +174,9 @@ class Spectrum(LaidOut, nn.Module):
         """All of it as a JSON header and tensors; a user's own modules are tensors only."""
         header = {
             "network": describe(self.network) or {"passed": "network"},
-            "layout": dataclasses.asdict(self.layout),
-            "example": self.example_keys,
-            "solver": self.solver,
-            "history": self.history,
-        }
+            "layout": dataclasses.asdict(self.layout), "example": self.example_keys,
+            "solver": self.solver, "history": self.history,
+        }  # fmt: skip
         with torch.no_grad():
             tensors = {**tensors_alone(self), PROBE: self(self.point)}
         if self.validation is not None:

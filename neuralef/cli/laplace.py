@@ -132,17 +132,15 @@ def read_pair(path: str, model: nn.Module, likelihood: str) -> Pair:
     return x, y.to(x.device)
 
 
-def judge(
-    posterior: Any, test: Pair, outside: Tensor | None, noise: Tensor | None
-) -> dict[str, Any]:
+def judge(posterior: Any, test: Pair, ood: Tensor | None, noise: Tensor | None) -> dict[str, Any]:
     """Scores of a posterior and what is drawn of them; a regression has a noise σ² (c,)."""
     x, y = test
     if noise is not None:
         found, seconds = timed(posterior.predict, x)
         return interval_scores(found, y, noise) | {"seconds": seconds}
     p, seconds = timed(posterior.predict_proba, x)
-    foreign = None if outside is None else posterior.predict_proba(outside)
-    return scores(p, y, foreign) | {"seconds": seconds, "picture": picture(p, y, foreign)}
+    p_ood = None if ood is None else posterior.predict_proba(ood)
+    return scores(p, y, p_ood) | {"seconds": seconds, "picture": picture(p, y, p_ood)}
 
 
 def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:

@@ -59,24 +59,25 @@ class RootGram(Gram):
         part._mean_diagonal = None
         return part
 
+    def placed(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Chunks with the places of their rows."""
+        start = 0
+        for chunk in self.chunks(dtype):
+            yield slice(start, start + chunk.shape[1]), chunk
+            start += chunk.shape[1]
+
     def project(self, rows: Tensor) -> Tensor:
         """Φᵀψ, (g, f, k), from rows (g, r, k)."""
         total = rows.new_zeros(self.groups, self.features, rows.shape[-1])
-        start = 0
-        for chunk in self.chunks(rows.dtype):
-            stop = start + chunk.shape[1]
-            total += chunk.mT @ rows[:, start:stop].to(chunk.dtype)
-            start = stop
+        for place, chunk in self.placed(rows.dtype):
+            total += chunk.mT @ rows[:, place].to(chunk.dtype)
         return total
 
     def expand(self, weights: Tensor) -> Tensor:
         """Φw, (g, r, k), from weights (g, f, k)."""
         found = weights.new_empty(self.groups, self.rows, weights.shape[-1])
-        start = 0
-        for chunk in self.chunks(weights.dtype):  # into place: it may be large
-            stop = start + chunk.shape[1]
-            found[:, start:stop] = chunk @ weights.to(chunk.dtype)
-            start = stop
+        for place, chunk in self.placed(weights.dtype):  # into place: it may be large
+            found[:, place] = chunk @ weights.to(chunk.dtype)
         return found
 
     def normal(self, weights: Tensor) -> Tensor:

@@ -88,14 +88,11 @@ class WeightedRootGram(WeightedGram, RootGram):
 
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """W^½Φ as folded (g, some rows, f) chunks."""
-        return self.traced(self._weighted(dtype))
-
-    def _weighted(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        start = 0
-        for chunk in self.gram.chunks(dtype):
-            points = chunk.shape[1] // self.layout.per_point
-            yield _scaled(chunk, self.root[start : start + points])
-            start += points
+        c = self.layout.per_point
+        return self.traced(
+            _scaled(chunk, self.root[place.start // c : place.stop // c])
+            for place, chunk in self.gram.placed(dtype)
+        )
 
     diagonal = RootGram.diagonal
 

@@ -41,10 +41,6 @@ class Kernel(nn.Module):
         assert self.outputs is not None
         return Layout(self.outputs, self.independent)
 
-    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The block κ(x1, x2)."""
-        raise NotImplementedError(f"{type(self).__name__} must define forward(x1, x2)")
-
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point: (n,), or (n, c) for c outputs."""
         blocks = [self(part, part).diagonal(dim1=-2, dim2=-1) for part in x.split(DIAGONAL_BLOCK)]

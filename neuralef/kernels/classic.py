@@ -97,6 +97,9 @@ class _Stationary(VectorKernel):
     def diagonal(self, x: Tensor) -> Tensor:
         return x.new_ones(len(x))
 
+    def rounding(self, x: Tensor) -> Tensor:
+        return torch.finfo(x.dtype).eps * self.diagonal(x)
+
 
 @rebuildable
 class Linear(VectorKernel):

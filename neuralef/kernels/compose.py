@@ -115,8 +115,7 @@ class Centered(Kernel):
     """κ(x, x′) − m(x) − m(x′) + E m(z), m(x) = E_z κ(x, z): features centred on reference points z.
 
     E m(z) costs all pairs of the reference, so pass some thousands at most; it is kept until a
-    hyper-parameter changes. The difference cancels and is formed in float64, unless κ is a user's
-    own function.
+    hyper-parameter changes. The difference cancels: in float64, unless κ is a user's own function.
     """
 
     def __init__(self, kernel: Kernel, reference: Tensor) -> None:

@@ -13,12 +13,12 @@ from neuralef.points import Layout
 from neuralef.serialization import rebuildable
 
 
-def make_generator(seed: int | None) -> torch.Generator | None:
+def generator_of(seed: int | None) -> torch.Generator | None:
     """A generator of its own for a seed; None, torch's global one, without."""
     return None if seed is None else torch.Generator().manual_seed(seed)
 
 
-def start_uniform(layer: nn.Conv2d | nn.Linear, generator: torch.Generator | None) -> None:
+def draw_uniform(layer: nn.Conv2d | nn.Linear, generator: torch.Generator | None) -> None:
     """torch's own start, U(−1/√fan_in, 1/√fan_in), with the fan-in of one network of a stack."""
     bound = layer.weight[0].numel() ** -0.5
     for parameter in layer.parameters():

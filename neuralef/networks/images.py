@@ -11,13 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import skip_init
 
 from neuralef.checks import check_count
-from neuralef.modules.heads import (
-    HeadFunctions,
-    Heads,
-    StackedLinear,
-    make_generator,
-    start_uniform,
-)
+from neuralef.modules.heads import HeadFunctions, Heads, StackedLinear, draw_uniform, generator_of
 from neuralef.serialization import rebuildable
 
 
@@ -57,10 +51,10 @@ class _CNN(nn.Sequential):
             nn.BatchNorm1d(stack * hidden), nn.ReLU(),
             skip_init(Heads, hidden, heads, stack),
         )  # fmt: skip
-        generator = make_generator(seed)
+        generator = generator_of(seed)
         for layer in self:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                start_uniform(layer, generator)
+                draw_uniform(layer, generator)
         self.channels, self.size = channels, (height, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,13 +153,13 @@ class ResNet(nn.Module):
         self.layer2 = _stage(blocks, width, 2 * width, 2, stack)
         self.layer3 = _stage(blocks, 2 * width, 4 * width, 2, stack)
         self.fc = skip_init(Heads, 4 * width, outputs, stack)
-        generator = make_generator(seed)
+        generator = generator_of(seed)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 # Kaiming's start for ReLU, with the fan-out of one network of the stack
                 fan_out = module.out_channels // stack * module.kernel_size[0] ** 2
                 nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out), generator=generator)
-        start_uniform(self.fc, generator)
+        draw_uniform(self.fc, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (n, outputs), or (n, stack, outputs)."""
@@ -190,7 +184,7 @@ class ResNet(nn.Module):
         width = factor * self.width
         wide = ResNet(self.depth, width, self.channels, self.outputs, self.stack, seed)
         wide = wide.to(self.conv1.weight).train(self.training)
-        state, generator = wide.state_dict(), make_generator(seed)
+        state, generator = wide.state_dict(), generator_of(seed)
         for name, value in self.state_dict().items():
             state[name] = _shared_out(value, state[name].shape, generator)
         wide.load_state_dict(state)

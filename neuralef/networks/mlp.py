@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.gram import Gram
-from neuralef.modules.heads import HeadFunctions, make_generator
+from neuralef.modules.heads import HeadFunctions, generator_of
 from neuralef.networks.images import SharedCNN
 from neuralef.serialization import rebuildable
 
@@ -38,7 +38,7 @@ class _MLP(nn.Module):
         check_choice(activation, "activation", tuple(ACTIVATIONS))
         self.inputs, self.activation = check_count(inputs, "inputs"), activation
         hidden = [check_count(width, "width")] * (check_count(depth, "depth") - 1)
-        generator = make_generator(seed)
+        generator = generator_of(seed)
         layers = list(pairwise([inputs, *hidden, heads]))
         self.weights = nn.ParameterList([_uniform((stack, i, o), i, generator) for i, o in layers])
         self.biases = nn.ParameterList([_uniform((stack, 1, o), i, generator) for i, o in layers])

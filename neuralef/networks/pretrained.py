@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from neuralef.modules.heads import HeadFunctions, Heads, make_generator, start_uniform
+from neuralef.modules.heads import HeadFunctions, Heads, draw_uniform, generator_of
 from neuralef.serialization import rebuildable
 
 
@@ -65,7 +65,7 @@ def _with_heads(model: nn.Module, seed: int | None, heads: int, stack: int) -> n
     """A trainable copy of the model, so many heads in place of its last linear layer."""
     name, last = _last_linear(model)
     layer = skip_init(Heads, last.in_features, heads)
-    start_uniform(layer, make_generator(seed))
+    draw_uniform(layer, generator_of(seed))
     layer.to(last.weight)  # drawn on the CPU, so that a seed means the same on every device
     model = copy.deepcopy(model).requires_grad_(True).train()
     if not name:  # the model is that layer

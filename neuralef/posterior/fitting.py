@@ -22,19 +22,17 @@ GRID = 17
 TEMPERING = 1.0  # of the log-likelihood, for each factor e
 
 
-def collect(
-    loader: Iterable[Any], device: torch.device, name: str = "loader"
-) -> tuple[Any, Tensor]:
+def collect(data: Iterable[Any], device: torch.device, name: str = "loader") -> tuple[Any, Tensor]:
     """All points and targets of an iterable of pairs (x, y) or of dicts, moved to a device.
 
     A second pass must give the same points, in any order: eigenfunctions belong to fixed points.
     """
-    if isinstance(loader, (Tensor, Mapping)) or not isinstance(loader, Iterable):
+    if isinstance(data, (Tensor, Mapping)) or not isinstance(data, Iterable):
         raise TypeError(
             f"{name} must be an iterable of batches (x, y), such as a DataLoader or [(x, y)], got "
-            f"{type(loader).__name__}"
+            f"{type(data).__name__}"
         )
-    parts = [_split(batch, name) for batch in loader]
+    parts = [_split(batch, name) for batch in data]
     if not parts:
         raise ValueError(f"{name} yields no batches: is it a generator that was used up?")
     batches = [
@@ -51,7 +49,7 @@ def collect(
         ) from error
     if len(y) != len(x):
         raise ValueError(f"{name} yields {len(x)} points but {len(y)} targets")
-    again = (check_points(_split(batch, name)[0], integers=True) for batch in loader)
+    again = (check_points(_split(batch, name)[0], integers=True) for batch in data)
     (first, number), (second, others) = _mark(batches), _mark(again)
     if others != number or not math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-8):
         raise ValueError(

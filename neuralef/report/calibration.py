@@ -30,12 +30,10 @@ def interval_scores(found: Gaussian, y: Tensor, noise: Tensor) -> dict[str, Any]
     score = (y - found.mean).abs() / spread
     widths = map(NormalDist().inv_cdf, (0.5 + level / 2 for level in LEVELS))
     return {
-        "nll": found.nll(y, noise),
-        "rmse": float((y - found.mean).square().mean().sqrt()),
-        "mean_spread": float(spread.mean()),
-        "levels": list(LEVELS),
+        "nll": found.nll(y, noise), "rmse": float((y - found.mean).square().mean().sqrt()),
+        "mean_spread": float(spread.mean()), "levels": list(LEVELS),
         "coverage": [float((score <= width).double().mean()) for width in widths],
-    }
+    }  # fmt: skip
 
 
 def picture(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[str, Any]:

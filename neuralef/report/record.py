@@ -29,11 +29,9 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
             found[package] = version(package)
     cuda = torch.device(device).type == "cuda"
     return found | {
-        "device": str(device),
+        "device": str(device), "threads": torch.get_num_threads(), "cores": os.cpu_count(),
         "processor": torch.cuda.get_device_name(device) if cuda else platform.machine(),
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-    }
+    }  # fmt: skip
 
 
 def write_result(

@@ -36,9 +36,7 @@ def rebuildable(
     def register(cls: Class) -> Class:
         known = _CLASSES.setdefault(cls.__name__, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(
-                f"another class that can be rebuilt is called {cls.__name__}: rename it"
-            )
+            raise ValueError(f"another rebuildable class is called {cls.__name__}: rename it")
         _CLASSES[cls.__name__] = cls
         _PASSED[cls.__name__], _FALLBACK[cls.__name__] = passed or {}, fallback or {}
         return cls

@@ -77,8 +77,7 @@ class CotangentObjective(Objective):
         """Back-propagate through the network; returns estimates of the eigenvalues (g, k)."""
         psi = network(block.x)
         with torch.no_grad():
-            # float64: at 1e-6 of the largest eigenvalue, float32 products drown the small
-            # functions.
+            # float64: at 1e-6 of the largest eigenvalue float32 products drown small functions
             rows = block.weigh(block.fold(psi).double())
             norms = None
             if self.unit_norm and block.is_weighted:
@@ -163,8 +162,7 @@ def make_spectrum(
         if span is not None and span < solver.k:
             why = f"the network gives only {span} independent functions; a larger one may find more"
         warn_user(f"found {rank} eigenpairs of the {solver.k} asked for: {why}")
-    # Without refinement the pairs are not sorted, and one that is not there may stand between
-    # others.
+    # without refinement pairs are not sorted: one that is not there may stand between others
     kept = int(there.any(0).nonzero().max()) + 1
     of_groups = gram.layout.unfold_groups
     spectrum = Spectrum(

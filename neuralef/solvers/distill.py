@@ -37,8 +37,7 @@ class Distill(TrainedSolver):
     `augment(x, generator)`. Eigenvalues depend on the Gram's own points alone: where these should
     weigh more than one set among many, they are taught `repeats` times. w_j =
     (μ_j/μ_1)^`weighting`: 0 for functions that count alike, 1 for the best copy of the kernel.
-    Functions are not normalised in training. Eigenvalues and residuals come from the Gram's own
-    points.
+    Functions are not normalised in training; eigenvalues and residuals are of the Gram's points.
 
     >>> import neuralef as nef
     >>> gram = nef.kernels.RBF().gram(torch.linspace(-2, 2, 256)[:, None])

@@ -98,8 +98,7 @@ def dense_pairs(gram: Gram, k: int) -> Pairs:
     pairs = [eigh(matrix.numpy(), subset_by_index=[r - k, r - 1]) for matrix in dense]
     values = torch.stack([torch.from_numpy(value) for value, _ in pairs]).flip(-1)
     vectors = torch.stack([torch.from_numpy(vector) for _, vector in pairs]).flip(-1)
-    # Cholesky of K + tolerance exists unless K is indefinite, and costs less than the whole
-    # spectrum.
+    # Cholesky of K + tolerance exists unless K is indefinite, and costs less than all of its pairs
     rounding = gram.rounding().cpu()
     ridge = (base.TOLERATED * rounding)[:, None, None] * torch.eye(r, dtype=dense.dtype)
     if bool(torch.linalg.cholesky_ex(dense + ridge).info.any()):

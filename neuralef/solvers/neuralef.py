@@ -14,7 +14,7 @@ from neuralef.checks import check_choice
 from neuralef.gram import Gram
 from neuralef.linalg import symmetric, unit_lower_factor
 from neuralef.solvers.base import Cotangent, CotangentObjective
-from neuralef.solvers.trained import TrainedSolver
+from neuralef.solvers.trained import PUBLISHED, TrainedSolver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,8 @@ class NeuralEF(TrainedSolver):
 
     max_ψj  R_jj − R_j,<j R_<j⁻¹ R_<j,j  at unit norm, R_ij = E E ψ_i κ ψ_j (equation 12, deflated
     exactly); `deflation="paper"` takes the published penalty Σ_{i<j} R_ij²/R_ii, `"mu"` the
-    coefficients ⟨ψ_i, ψ_j⟩ of μ-EigenGame. Without `refine`
-    the pairs come in training order, with moving averages as eigenvalues. `TrainedSolver` explains
-    the other settings.
+    coefficients ⟨ψ_i, ψ_j⟩ of μ-EigenGame. Without `refine` the pairs come in training order, with
+    moving averages as eigenvalues. `TrainedSolver` explains the other settings.
 
     >>> import neuralef as nef
     >>> gram = nef.kernels.RBF().gram(torch.linspace(-2, 2, 256)[:, None])
@@ -44,10 +43,7 @@ class NeuralEF(TrainedSolver):
         cls, k: int, steps: int = 2000, seed: int = 0, progress: bool | None = None
     ) -> NeuralEF:
         """Algorithm 1 to the letter: batches of 256, Adam at 1e-3, nothing after training."""
-        return cls(
-            k, deflation="paper", steps=steps, learning_rate=1e-3, schedule="constant",
-            bandwidth=1.0, oversample=0, refine=False, seed=seed, progress=progress,
-        )  # fmt: skip
+        return cls(k, deflation="paper", steps=steps, seed=seed, progress=progress, **PUBLISHED)
 
     def objective(self, network: nn.Module, gram: Gram) -> CotangentObjective:
         """The gradient in ψ of the chosen deflation."""
@@ -80,8 +76,7 @@ def exact_cotangent(psi: Tensor, k_psi: Tensor, points: int) -> tuple[Tensor, Te
     """−2 Kψ/b² L⁻ᵀ with R = LDLᵀ, column j over D_jj, and D_jj.
 
     It is the gradient of −log D_jj in ψ_j, D_jj = R_jj − R_j,<j R_<j⁻¹ R_<j,j, the earlier
-    functions held fixed. The logarithm evens out gradients that would differ as the eigenvalues do,
-    by many decades.
+    functions held fixed. The logarithm evens out gradients that would differ by many decades.
     """
     k_psi = k_psi / points**2
     lower, pivots, ridge = unit_lower_factor(symmetric(psi.mT @ k_psi))

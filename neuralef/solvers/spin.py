@@ -14,7 +14,7 @@ from neuralef.gram import Gram
 from neuralef.linalg import symmetric, unit_lower_factor
 from neuralef.networks.mlp import StackedMLP
 from neuralef.solvers.base import CotangentObjective, Objective, residual_norms, rows_and_images
-from neuralef.solvers.trained import Found, TrainedSolver
+from neuralef.solvers.trained import PUBLISHED, Found, TrainedSolver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,7 @@ class SpIN(TrainedSolver):
     @classmethod
     def paper(cls, k: int, steps: int = 2000, seed: int = 0, progress: bool | None = None) -> SpIN:
         """As published: both moving averages, a constant rate, nothing after training."""
-        return cls(
-            k, memory=0.99, steps=steps, learning_rate=1e-3, schedule="constant", bandwidth=1.0,
-            oversample=0, refine=False, seed=seed, progress=progress,
-        )  # fmt: skip
+        return cls(k, memory=0.99, steps=steps, seed=seed, progress=progress, **PUBLISHED)
 
     def objective(self, network: nn.Module, gram: Gram) -> Objective:
         """The masked gradient, with or without memory."""

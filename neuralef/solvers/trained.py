@@ -3,7 +3,6 @@
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -24,6 +23,10 @@ from neuralef.solvers import base
 from neuralef.spectrum import Spectrum
 from neuralef.training import Batches, Checkpoint, Step, autocast, joined, one_cycle, parted
 
+# What papers train with: Adam at a constant rate, and nothing after it.
+PUBLISHED: dict[str, Any] = dict(
+    learning_rate=1e-3, schedule="constant", bandwidth=1.0, oversample=0, refine=False
+)
 RECORDS = 100  # of the history, over a whole run
 RESUMED = ("history", "done", "seconds", "best", "best_step")
 # A callback sees one record of the history at a time and may return True to stop training.
@@ -41,8 +44,7 @@ class TrainedSolver(base.Solver):
     averages of eigenvalues; `patience` a number of steps without gain after which training stops;
     `precision` "bfloat16" runs the networks in autocast, but for their last layer; `capture`
     replays a step on a GPU as one CUDA graph, by default where networks and features are known to
-    allow it;
-    `progress` shows a line, by default on a terminal.
+    allow it; `progress` shows a line, by default on a terminal.
     """
 
     steps: int = 2000
@@ -129,7 +131,7 @@ class TrainedSolver(base.Solver):
                 gram, functions, self.seed, bandwidth=self.bandwidth, normalize=self.normalized
             )
         network, functions = prepare(network, gram, self.k, self.normalized)
-        with silence() if self.progress is False else nullcontext():
+        with silence(self.progress is False):
             path = None if checkpoint is None else Path(checkpoint)
             run = _Run(self, self.targets(gram), network, self.objective(network, gram), functions)
             run.train(callback, path)
@@ -215,11 +217,10 @@ class _Run:
                 "lower the learning rate, and check the kernel and the network for NaN"
             )
         record = {
-            "step": self.done,
-            "seconds": round(self.seconds, 4),
+            "step": self.done, "seconds": round(self.seconds, 4),
             "learning_rate": self.solver.rate(self.done - 1),
             "eigenvalues": values.tolist() if len(values) > 1 else values[0].tolist(),
-        }
+        }  # fmt: skip
         self.history.append(record)
         floor = VANISHING * values.amax(-1, keepdim=True)
         score = float(values.maximum(floor).clamp_min(1e-300).log().mean())

@@ -106,7 +106,7 @@ def test_a_new_class_says_itself_how_it_is_read_back(make, tmp_path):
 
 def test_a_name_belongs_to_one_class():
     """A user's own RBF would else be built in the place of ours, and ours of no file."""
-    with pytest.raises(ValueError, match="another class that can be rebuilt is called RBF"):
+    with pytest.raises(ValueError, match="another rebuildable class is called RBF"):
 
         @rebuildable
         class RBF(Kernel):
