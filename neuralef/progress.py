@@ -54,7 +54,8 @@ class Display:
         now = time.monotonic()
         if self.shown and now - self.start >= PATIENCE and now - self.last >= EVERY:
             share = (now - self.start) / max(1, done - self.first)
-            left = _duration(share * (self.total - done))
+            minutes, seconds = divmod(round(share * (self.total - done)), 60)
+            left = f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
             line = f"{self.what}: {done:,} of {self.total:,} {self.unit}, {left} left"
             self._write(f"{line}, {told}" if told else line)
             self.last = now
@@ -86,8 +87,3 @@ def on_terminal() -> bool:
         return bool(sys.stderr.isatty())
     except (AttributeError, ValueError):
         return False
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -86,7 +86,7 @@ def train_classifier(
     settings = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
         "weight_decay": weight_decay, "schedule": schedule, "seed": seed,
-        "images": len(x), "alongside": sorted(alongside or {}),
+        "images": len(x), **dict.fromkeys(alongside or {}, "alongside"),
     }  # fmt: skip
     kept: dict[str, Any] = {"model": model, "optimizer": step, **(alongside or {})}
     file = None if checkpoint is None else Checkpoint(checkpoint, "classifier", settings)

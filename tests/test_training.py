@@ -269,7 +269,7 @@ def test_runs_of_other_precision_do_not_share_a_checkpoint(tmp_path):
     gram, path = RBF().gram(points(40).float()), tmp_path / "run.safetensors"
     stopping = lambda record: record["step"] == 5  # noqa: E731
     small(precision="bfloat16").solve(gram, callback=stopping, checkpoint=path)
-    with pytest.raises(ValueError, match="another run: settings differ"):
+    with pytest.raises(ValueError, match="another run: precision differ"):
         small().solve(gram, checkpoint=path)
     whole = small(precision="bfloat16").solve(gram)
     assert_same(small(precision="bfloat16").solve(gram, checkpoint=path), whole)

@@ -15,7 +15,7 @@ class _MLPKernel(VectorKernel):
 
     weight_variance = Positive()
     bias_variance = Positive(zero=True)
-    tangent = False
+    is_tangent = False
 
     def __init__(
         self, activation: str = "relu", depth: int = 3,
@@ -47,7 +47,7 @@ class _MLPKernel(VectorKernel):
             first, second = (weight * moments(v, v, v)[0] + bias for v in (first, second))
             cross = weight * mean + bias
             tangent = cross + weight * slope * tangent
-        return tangent if self.tangent else cross
+        return tangent if self.is_tangent else cross
 
 
 def _relu_moments(cross: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,4 +90,4 @@ class MLPNTK(_MLPKernel):
     3.0
     """
 
-    tangent = True
+    is_tangent = True

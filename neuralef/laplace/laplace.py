@@ -134,8 +134,9 @@ class LinearizedLaplace:
         self.predictive_ = self.predictive or fitting.predictive_for(outputs)
         with torch.enable_grad(), silence(self._quiet):
             self.spectrum, diagonal = eigenfunctions(
-                self.model, folded, kernel, x, self.solver, self.network, self.samples, self.seed
-            )
+                self.model, folded, kernel, x, self.solver, self.network, self.samples, self.seed,
+                self.tail == "learnt",
+            )  # fmt: skip
             self.features = Features(self.model, self.spectrum)
             if self.tail == "learnt":
                 diagonal = kernel.diagonal(x) if diagonal is None else diagonal

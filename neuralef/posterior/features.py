@@ -38,10 +38,12 @@ class Features:
     def __init__(self, model: nn.Module, spectrum: Spectrum) -> None:
         self.model, self.spectrum = model, spectrum
         self.fingerprint, self._seen = fingerprint(model), _versions(model)
+        self._all = fingerprint(model, unsaved=True)
         self.head: ActivationHead | None = None
         head = spectrum.network  # of which a subclass may do more than read and map
-        if type(head) is ActivationHead and fingerprint(head.activations.model) == self.fingerprint:
-            self.head = head
+        if type(head) is ActivationHead:
+            own = fingerprint(head.activations.model, unsaved=True) == self._all
+            self.head = head if own else None
 
     def activations(self, example: Points) -> Activations:
         """Those that a head reads, or of the model by themselves."""
@@ -51,7 +53,7 @@ class Features:
         """Refuse a model whose weights or mode are no longer those of the posterior."""
         check_model(self.model)
         now = _versions(self.model)
-        if now != self._seen and fingerprint(self.model) != self.fingerprint:
+        if now != self._seen and fingerprint(self.model, unsaved=True) != self._all:
             raise ValueError(
                 "the model's weights have changed: a posterior belongs to the weights it was made "
                 "for; make it again"
@@ -145,9 +147,9 @@ def remainder(kernel: NTK, x: Points, features: Tensor) -> Tensor:
 
 def eigenfunctions(
     model: nn.Module, folded: nn.Module, kernel: NTK, x: Points, solver: Solver | Spectrum | None,
-    network: nn.Module | None, samples: int, seed: int,
+    network: nn.Module | None, samples: int, seed: int, tail: bool,
 ) -> tuple[Spectrum, Tensor | None]:  # fmt: skip
-    """Those of the tangent kernel on the points x; its diagonal, where features made tell it."""
+    """Those of the tangent kernel on the points x; for a `tail` its diagonal, if features tell."""
     layout = kernel.layout(x)
     if isinstance(solver, Spectrum):
         if solver.layout != layout:
@@ -167,7 +169,7 @@ def eigenfunctions(
     if isinstance(solver, Distill):
         return solver.solve(kernel.gram(x), network), None
     gram = explicit(kernel, folded, x, samples, seed)
-    return solver.solve(gram, network), gram.diagonal()
+    return solver.solve(gram, network), gram.diagonal() if tail else None
 
 
 def explicit(kernel: NTK, model: nn.Module, x: Points, samples: int, seed: int) -> Gram:

@@ -92,12 +92,9 @@ def _check_metadata(path: Path, kind: str, metadata: dict[str, str]) -> None:
         )
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Of all that a model computes with, wherever it lies, buffers that it does not save included.
-
-    Its class is no part of it.
-    """
-    return digest({**dict(model.named_parameters()), **dict(model.named_buffers())})
+def fingerprint(model: nn.Module, unsaved: bool = False) -> str:
+    """What tells one set of weights from another; with all that is `unsaved`, if asked."""
+    return digest(tensors_alone(model) | (dict(model.named_buffers()) if unsaved else {}))
 
 
 def tensors_alone(model: nn.Module) -> dict[str, Tensor]:

@@ -101,5 +101,5 @@ def test_a_checkpoint_without_what_should_be_alongside_is_refused(tmp_path):
     x, labels = brightness()
     model = ResNet(8, 4, outputs=2, seed=0)
     train_classifier(model, x, labels, 3, batch_size=32, schedule="trajectory", checkpoint=path)
-    with pytest.raises(ValueError, match=r"c\.safetensors is of another run: alongside differ"):
+    with pytest.raises(ValueError, match=r"c\.safetensors is of another run: first, second differ"):
         traced(path)

@@ -80,6 +80,17 @@ def test_the_marginal_kernel_is_the_same_in_the_mean_and_closer(bias):
     assert spread[True] < spread[False] / 4, spread
 
 
+@pytest.mark.parametrize("before", [(), (nn.Flatten(),), (nn.ReLU(),)])
+def test_a_single_layer_that_is_marginal_is_the_linear_kernel(before):
+    """What comes before it has no weights, and is the same in every network."""
+    hidden = nn.Sequential(*before)(X)
+    truth = (PRIOR["weight_variance"] * hidden @ hidden.T / 2) + PRIOR["bias_variance"]
+    for make in (lambda: nn.Sequential(*before, nn.Linear(2, 1)), lambda: nn.Linear(2, 1)):
+        if len(list(make().modules())) > 1 or not before:
+            found = NNGP(make, 3, **PRIOR, marginalize=True)(X, X)
+            torch.testing.assert_close(found, truth)
+
+
 def test_the_prior_may_be_the_networks_own():
     # torch starts nn.Linear(d, ·) with U(−1/√d, 1/√d): variance 1/(3d)
     kernel = NNGP(lambda: nn.Linear(2, 1), 6000)

@@ -106,3 +106,24 @@ def test_a_posterior_is_of_the_parameters_that_were_trained(tmp_path):
     model[0].requires_grad_(True)
     with pytest.raises(ValueError, match="other parameters of the model frozen"):
         LinearizedLaplace.load(tmp_path / "p.safetensors", model)
+
+
+class Filling(nn.Module):
+    """A buffer that is not saved is filled when it is first needed."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = mlp()
+        self.register_buffer("scale", torch.zeros(3).double(), persistent=False)
+
+    def forward(self, x):
+        if not bool(self.scale.any()):
+            self.scale.fill_(2.0)
+        return self.model(x) * self.scale
+
+
+def test_buffers_that_are_filled_later_are_no_other_weights(tmp_path):
+    posterior = fixed(Filling().eval(), 3).fit([(X, Y)])
+    posterior.save(tmp_path / "p.safetensors")
+    loaded = LinearizedLaplace.load(tmp_path / "p.safetensors", Filling().eval())
+    torch.testing.assert_close(loaded.predict_proba(NEW), posterior.predict_proba(NEW))

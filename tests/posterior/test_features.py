@@ -136,6 +136,15 @@ def test_the_spectrum_of_another_model_is_refused(samples):
     LinearizedLaplace(other, solver=spectrum, **fixed_prior).fit([(X, Y)])
 
 
+@pytest.mark.parametrize("kernel", [nef.kernels.MLPNTK(), nef.kernels.MLPGP(), nef.kernels.RBF()])
+def test_functions_of_a_kernel_of_no_model_are_taken(kernel):
+    spectrum = nef.Nystrom(k=4).solve(kernel.gram(X))
+    model = nn.Sequential(nn.Linear(2, 1)).double().eval()
+    posterior = LinearizedLaplace(model, solver=spectrum).fit([(X, Y > 0)])
+    assert posterior.spectrum is spectrum
+    assert posterior.predict_proba(NEW).isfinite().all()
+
+
 def test_short_jacobians_are_features_themselves():
     model, x = mlp(), points(60)
     exact = nef.kernels.NTK(model).gram(x).to_dense()
