@@ -15,7 +15,7 @@ from torch import Tensor
 
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.base import Kernel
-from neuralef.points import LaidOut, Layout, Points
+from neuralef.points import LaidOut, Layout
 
 if TYPE_CHECKING:
     from typing import Self
@@ -119,13 +119,9 @@ class Gram(LaidOut, ABC):
 
     def __getitem__(self, index: Tensor | slice) -> Self:
         """The Gram of some of the points: the block of a mini-batch."""
-        return self.seen_as(self.x[index])
-
-    def seen_as(self, x: Points) -> Self:
-        """A copy that differs in its points only."""
-        other = copy.copy(self)
-        other.x = x
-        return other
+        part = copy.copy(self)
+        part.x = self.x[index]
+        return part
 
     @abstractmethod
     def product(self, rows: Tensor) -> Tensor:

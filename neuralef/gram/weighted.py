@@ -1,7 +1,7 @@
 """A Gram under a data measure: w_i for each point, or a block between its outputs."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ class WeightedRootGram(WeightedGram, RootGram):
 
 def under(gram: Gram, root: Tensor) -> WeightedGram:
     """A Gram under the measure with the root W^½."""
-    return WeightedRootGram(gram, root) if isinstance(gram, RootGram) else WeightedGram(gram, root)
+    return (WeightedRootGram if gram.has_root else WeightedGram)(cast(Any, gram), root)
 
 
 def _scaled(rows: Tensor, root: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def measure_root(gram: Gram, weights: Tensor) -> Tensor:
         raise ValueError(f"weights must be {' or '.join(map(str, allowed))}, got {shape}")
     if weights.is_complex():
         raise TypeError(f"weights must be real, got {weights.dtype}")
-    weights = weights.detach().double()
+    weights = weights.detach().double().reshape(shape if c > 1 else (n,))
     check_finite(weights, "weights")
     largest = weights.abs().amax()
     if weights.ndim == 1:

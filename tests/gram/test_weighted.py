@@ -341,3 +341,33 @@ def test_distillation_learns_by_the_weights_of_the_points():
         gradients.append([p.grad * len(targets) for p in network.parameters()] + [shares])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_block_that_weighs_nothing_is_no_vanishing_kernel(seed):
+    x, weights = points(2000), torch.zeros(2000).double()
+    weights[:3] = 1
+    gram = RBF(0.8).gram(x)
+    found = nef.Nystrom(2, landmarks=1000, selection="k-means++", seed=seed)
+    found = found.solve(gram.weighted(weights)).eigenvalues
+    truth = nef.Nystrom(2).solve(gram[:3]).eigenvalues * 3 / 2000
+    torch.testing.assert_close(found, truth)
+
+
+def test_blocks_of_one_output_are_weights():
+    gram, weights = RBF(0.8).gram(points(POINTS)), positive()
+    one, other = gram.weighted(weights), gram.weighted(weights[:, None, None])
+    torch.testing.assert_close(other.diagonal(), one.diagonal())
+    torch.testing.assert_close(other.to_dense(), one.to_dense())
+    solver = nef.Nystrom(2, landmarks=20, selection="leverage")
+    torch.testing.assert_close(solver.solve(other).eigenvalues, solver.solve(one).eigenvalues)
+
+
+@pytest.mark.parametrize("solver", [nef.Nystrom(2), nef.NeuralEF(2, steps=5)])
+def test_fresh_points_are_weighted_as_those_of_the_gram_are(solver):
+    """Under another measure a certificate would be of other eigenvalues."""
+    gram, fresh = RBF().gram(points(POINTS)), RBF().gram(points(POINTS, seed=8))
+    for one, other in ((gram.weighted(positive()), fresh), (gram, fresh.weighted(positive()))):
+        with pytest.raises(ValueError, match="weigh both the Gram and the validation Gram"):
+            solver.solve(one, validation=other)
+    solver.solve(gram.weighted(positive()), validation=fresh.weighted(positive()))
