@@ -85,7 +85,8 @@ def command(
                 write_figure(out, name, figure)
             if checkpoint:
                 (out / checkpoint).unlink(missing_ok=True)
-        finish(result, show_json, [*TABLES[experiment](result), f"written to {out}"])
+        files = ", ".join(sorted(path.name for path in out.iterdir()))
+        finish(result, show_json, [*TABLES[experiment](result), f"written to {out}: {files}"])
 
     kinds, parameters = get_type_hints(settings), signature(settings).parameters
     taken = {"out": (Out, out)} | {

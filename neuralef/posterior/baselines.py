@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from neuralef.checks import check_count
 from neuralef.jacobian.models import check_model
@@ -16,6 +15,9 @@ from neuralef.points import Points
 from neuralef.posterior.features import outputs_of
 from neuralef.posterior.fitting import check_logits, check_targets, collect, minimise
 from neuralef.posterior.predictive import DRAWS, Gaussian, normals, to_probabilities
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class MAP:

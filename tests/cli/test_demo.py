@@ -1,18 +1,14 @@
 """The first thing a newcomer runs."""
 
 import json
-from functools import partial
 
-import numpy as np
 import torch
 
 import neuralef as nef
-from neuralef.cli import demo
 
 
-def test_demo_keeps_its_promises(neuralef, tmp_path, monkeypatch):
-    """With a quarter of its steps, too."""
-    monkeypatch.setattr(demo, "NeuralEF", partial(nef.NeuralEF, steps=500))
+def test_demo_keeps_its_promises(neuralef, tmp_path):
+    """Those of the README, at the settings that users get by default."""
     code, out, _ = neuralef("demo", "--json")
     assert code == 0
     result = json.loads(out)
@@ -29,11 +25,3 @@ def test_demo_keeps_its_promises(neuralef, tmp_path, monkeypatch):
     code, out, _ = neuralef("show", "demo")
     assert code == 0
     assert "not certifiable" in out
-
-
-def test_a_demo_replaces_no_other_result(neuralef, tmp_path):
-    np.save(tmp_path / "x.npy", np.linspace(0, 1, 40))
-    assert neuralef("fit", "x.npy", "--solver", "nystrom", "-o", "run")[0] == 0
-    code, _, errors = neuralef("demo", "-o", "run")
-    assert code == 2
-    assert "--overwrite" in errors

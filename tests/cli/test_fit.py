@@ -154,26 +154,6 @@ def test_mistakes_end_in_one_line(neuralef, table, tmp_path, words, says):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_refused_run_leaves_no_folder_that_was_not_there(neuralef, tmp_path):
-    (tmp_path / "mine").mkdir()
-    for out in ("runs/a/b", "mine/c"):
-        assert neuralef("demo", "--device", "tpu0", "-o", out)[0] == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    assert not list((tmp_path / "mine").iterdir())
-
-
-def test_an_earlier_result_is_left_alone(neuralef, table, tmp_path):
-    words = ("fit", "x.npy", "--solver", "nystrom", "-o", "run")
-    assert neuralef(*words)[0] == 0
-    before = (tmp_path / "run/result.json").read_bytes()
-    code, _, errors = neuralef(*words, "--k", 3)
-    assert code == 2
-    assert "--overwrite" in errors
-    assert (tmp_path / "run/result.json").read_bytes() == before
-    assert neuralef(*words, "--k", 3, "--overwrite")[0] == 0
-    assert (tmp_path / "run/result.json").read_bytes() != before
-
-
 def test_what_fit_does_by_itself_is_told(neuralef, table):
     words = ("--solver", "nystrom", "--k", 3, "--held-out", 0.01, "-o", "run")
     code, out, _ = neuralef("fit", "x.npy", *words)
@@ -187,17 +167,3 @@ def test_the_rank_is_told(neuralef, table):
     assert code == 0
     assert "warning: found 3 eigenpairs of the 5 asked for" in errors
     assert "rank 3 of 5" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("fit", ("median distance", "(relu)", "(all)", "(2000)")),
-        ("laplace", ("beyond 32", "(2000)")),
-    ],
-)
-def test_help_says_what_is_taken_otherwise(neuralef, monkeypatch, words, says):
-    monkeypatch.setenv("COLUMNS", "200")
-    code, out, _ = neuralef(words, "--help")
-    assert code == 0
-    assert [word for word in says if word not in " ".join(out.split())] == []

@@ -270,7 +270,7 @@ def test_show_prints_what_was_printed(user):
     _, out, _ = user.call("mlp", "--outside", "outside.npz", "--tune", "tune.npz")
     code, again, errors = user.command("show", "run")
     assert (code, errors) == (0, "")
-    assert out == again + "written to run\n"
+    assert out.startswith(again + "written to run: ")
     found = measured(user)
     for name in ("model", "posterior"):
         (row,) = [line for line in out.splitlines() if line.startswith(f" {name} ")]
