@@ -37,6 +37,12 @@ def test_docstring_examples(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
+def test_every_folder_of_the_package_is_installed():
+    found = pytest.importorskip("setuptools").find_packages(str(ROOT), include=["neuralef*"])
+    files = (ROOT / "neuralef").rglob("*.py")
+    assert set(found) == {".".join(file.parent.relative_to(ROOT).parts) for file in files}
+
+
 @pytest.mark.parametrize("thing", PUBLIC, ids=lambda thing: thing.__name__)
 def test_public_names_are_documented(thing):
     assert thing.__doc__

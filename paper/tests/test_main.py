@@ -119,6 +119,12 @@ def test_reproduce_says_in_one_line_what_is_wrong(reproduce, tmp_path, words, sa
         assert "downloaded from http" in errors
 
 
+def test_help_says_where_data_are_taken_from(reproduce, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = reproduce("mnist", "--help")
+    assert (code, "$NEURALEF_DATA" in out) == (0, True)
+
+
 @pytest.mark.parametrize("name", ["mnist", "ntk"])
 def test_quick_runs_without_data_and_says_so(reproduce, monkeypatch, tmp_path, name):
     module, preset = TINY[name]

@@ -13,9 +13,7 @@ from neuralef.trajectory import TrajectoryRecorder
 from paper import plots, trajectory
 from paper.iterates import Iterates
 
-# a smaller network of the mean and one number of functions are all that an interruption can change
-NARROW = dataclasses.replace(SETTINGS, wide=False)
-TWO = dataclasses.replace(TINY, samples=(3,), settings=NARROW)
+TWO = dataclasses.replace(TINY, samples=(3, 6))
 ONE = dataclasses.replace(TWO, every={8: (2,)})
 
 
@@ -152,8 +150,8 @@ OTHERS = {
     "seed": (TWO, 1),
     "steps between records": (dataclasses.replace(TWO, every={8: (2, 3)}), 0),
     "images": (dataclasses.replace(TWO, test=41), 0),
-    "statistics": (dataclasses.replace(TWO, settings=dataclasses.replace(NARROW, refresh=16)), 0),
-    "solver": (dataclasses.replace(TWO, settings=dataclasses.replace(NARROW, steps=5)), 0),
+    "statistics": (dataclasses.replace(TWO, settings=dataclasses.replace(SETTINGS, refresh=16)), 0),
+    "solver": (dataclasses.replace(TWO, settings=dataclasses.replace(SETTINGS, steps=5)), 0),
 }
 
 
@@ -170,7 +168,7 @@ def test_other_settings_are_refused_in_the_folder_of_an_interrupted_study(tmp_pa
 @pytest.mark.parametrize("change", [{"refresh": 16}, {"copies": 3}])
 def test_other_settings_are_refused_after_records_of_the_first_seed(change, tmp_path, monkeypatch):
     killed(tmp_path, TrajectoryRecorder, "record", 7)
-    settings = dataclasses.replace(NARROW, **change)
+    settings = dataclasses.replace(SETTINGS, **change)
     bare(monkeypatch, dataclasses.replace(ONE, settings=settings))
     with pytest.raises(ValueError, match="other settings"):
         trajectory.run(tmp_path, "quick")

@@ -282,13 +282,14 @@ def covering(first, second):
 
 
 # For promises of the result alone: every solver, every Gram with solvers of both kinds, and every
-# solver that trains with joint outputs, whose rows are not points.
+# solver that trains with joint outputs, whose rows are not points, and with independent ones.
 PAIRS = covering(EXACT, GRAMS) + covering(TRAINED, GRAMS)
-JOINTS = [gram for gram in GRAMS if "joint" in gram.id]
-PAIRS += [
-    (case, gram) for case, gram in zip(TRAINED, JOINTS * len(TRAINED), strict=False)
-    if not any(met is case and other in JOINTS for met, other in PAIRS)
-]  # fmt: skip
+for layout in ("joint", "independent"):
+    some = [gram for gram in GRAMS if layout in gram.id]
+    PAIRS += [
+        (case, gram) for case, gram in zip(TRAINED, some * len(TRAINED), strict=False)
+        if not any(met is case and other in some for met, other in PAIRS)
+    ]  # fmt: skip
 
 
 def each_pair(pairs=PAIRS, names=("case", "gram_case")):
