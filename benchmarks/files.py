@@ -42,7 +42,7 @@ def measure() -> dict[str, list[str]]:
     x, y = torch.randn(200, 2), torch.arange(200) % 3
     gram = nef.kernels.RBF().gram(x)
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
-    posterior = nef.LinearizedLaplace(model)
+    posterior = nef.LinearizedLaplace(model, solver=nef.NeuralEF(k=5, steps=20))
     trained, exact = nef.NeuralEF(k=3, steps=20), nef.Nystrom(k=3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What studies on a GPU need: a clock that waits for it, and convolutions that suit it."""
+"""What studies on a GPU need: a compiler, and convolutions that suit it."""
 
 from __future__ import annotations
 
