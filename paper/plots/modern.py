@@ -71,8 +71,7 @@ def mnist_accuracy(result: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [2, 1]})
     bars = _accuracies(measured)
-    on = " (synthetic images)" if result["config"].get("synthetic") else ""
-    panel(left, f"test accuracy of multinomial logistic regression{on}", "%")
+    panel(left, f"test accuracy of multinomial logistic regression{stand_in(result)}", "%")
     for place, (_, found, color) in enumerate(bars):
         left.plot(100 * np.array(found), [place] * len(found), "o", ms=4, alpha=0.5, color=color)
         left.plot(100 * float(np.mean(found)), place, "|", ms=16, mew=2.5, color=color)
@@ -115,8 +114,7 @@ def figure5(result: dict[str, Any]) -> Figure:
     """The paper's Fig. 5: the top eigenvalues of the tangent kernel."""
     measured = result["measured"]
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    on = " (synthetic images)" if result["config"].get("synthetic") else ""
-    axes = panel(figure.subplots(), f"eigenvalues of the tangent kernel{on}", "j")
+    axes = panel(figure.subplots(), f"eigenvalues of the tangent kernel{stand_in(result)}", "j")
     exact = measured["exact"]["eigenvalues"]
     places = range(1, len(exact) + 1)
     axes.semilogy(places, exact, "o", mfc="none", mec="black", ms=10, label="exact")
@@ -150,9 +148,14 @@ def figure6(result: dict[str, Any]) -> Figure:
     row = figure.subplots(1, len(shown))
     for axes, (name, (matrix, title)) in zip(row, shown.items(), strict=True):
         picture = axes.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
-        told = "" if name == "truth" else f"\nrelative error {errors[name]:.3f}"
+        told = stand_in(result) if name == "truth" else f"\nrelative error {errors[name]:.3f}"
         axes.set_title(f"{title}{told}", fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
     figure.colorbar(picture, ax=row, shrink=0.8)
     return figure
+
+
+def stand_in(result: dict[str, Any]) -> str:
+    """What a title adds where the images are not the published ones."""
+    return " (synthetic images)" if result["config"].get("synthetic") else ""

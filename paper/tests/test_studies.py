@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from rich.console import Console
 from studies import TINY, blobs, run_study, tiny
 
@@ -218,3 +219,16 @@ def test_figures_are_drawn_from_what_lies_in_the_file(studies, name, draw, panel
         chosen = studies(name).result["measured"]["chosen"]
         assert len(figure.axes) == panels - (chosen == "neuralef")
     assert all(axes.has_data() for axes in figure.axes)
+
+
+@pytest.mark.parametrize("synthetic", [True, False])
+@pytest.mark.parametrize(
+    ("name", "draw"),
+    [("mnist", plots.mnist_projection), ("mnist", plots.mnist_accuracy),
+     ("ntk", plots.figure5), ("ntk", plots.figure6)],
+)  # fmt: skip
+def test_figures_say_that_images_are_synthetic(studies, name, draw, synthetic):
+    result = studies(name).result
+    figure = draw(result | {"config": result["config"] | {"synthetic": synthetic}})
+    titles = [text.get_text().lower() for text in figure.findobj(Text)]
+    assert any("synthetic images" in title for title in titles) is synthetic
