@@ -69,20 +69,7 @@ def train_classifier(
     check_count(epochs, "epochs")
     per_epoch = _batches(x, labels, batch_size)
     factor, nesterov = SCHEDULES[schedule]
-    logits_of = torch.compile(model, dynamic=False) if compiled else model
-    loss = torch.zeros((), device=x.device)
-
-    def backward(index: Tensor) -> None:
-        with autocast(x.device, x.is_cuda):
-            logits = logits_of(crop_and_flip(x[index]))
-        value = _loss(logits.float(), labels[index])
-        value.backward()
-        loss.lerp_(value.detach(), 0.05)
-
-    step = Step(
-        torch.optim.SGD, model.parameters(), backward, captured=True, momentum=0.9,
-        nesterov=nesterov, weight_decay=weight_decay, fused=x.is_cuda or None,
-    )  # fmt: skip
+    step, loss = _step(model, x, labels, nesterov, weight_decay, compiled)
     settings = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
         "weight_decay": weight_decay, "schedule": schedule, "seed": seed,
@@ -111,6 +98,29 @@ def train_classifier(
             if file is not None and (file.due() or done == epochs):
                 file.write({"epoch": done}, joined(kept))
     return model.eval()
+
+
+def _step(
+    model: nn.Module, x: Tensor, labels: Tensor, nesterov: bool, weight_decay: float,
+    compiled: bool,
+) -> tuple[Step, Tensor]:  # fmt: skip
+    """One step of SGD on a batch, and its loss, averaged over the last steps."""
+    logits_of = torch.compile(model, dynamic=False) if compiled else model
+    loss = torch.full((), torch.nan, device=x.device)  # until the first step
+
+    def backward(index: Tensor) -> None:
+        with autocast(x.device, x.is_cuda):
+            logits = logits_of(crop_and_flip(x[index]))
+        value = _loss(logits.float(), labels[index])
+        value.backward()
+        value = value.detach()
+        loss.copy_(torch.where(loss.isnan(), value, loss.lerp(value, 0.05)))
+
+    step = Step(
+        torch.optim.SGD, model.parameters(), backward, captured=True, momentum=0.9,
+        nesterov=nesterov, weight_decay=weight_decay, fused=x.is_cuda or None,
+    )  # fmt: skip
+    return step, loss
 
 
 def _batches(x: Tensor, labels: Tensor, batch_size: int) -> int:

@@ -45,7 +45,6 @@ def learn_mean(
     >>> torch.allclose(taught(x), model(x) + 1, atol=1e-3)
     True
     """
-    check_choice(loss, "loss", ("squares", "softmax"))
     check_choice(precision, "precision", ("float32", "bfloat16"))
     check_count(batch_size, "batch_size")
     check_count(epochs, "epochs")
@@ -90,6 +89,7 @@ def learn_mean(
 
 
 def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Points, Tensor]:
+    check_choice(loss, "loss", ("squares", "softmax"))
     check_model(model)
     x, values = check_points(x, integers=True), torch.as_tensor(values).detach()
     if any(tensor.requires_grad for tensor in tensors_of(x)):

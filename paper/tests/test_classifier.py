@@ -109,6 +109,13 @@ def test_progress_is_reported():
     ]
 
 
+def test_the_first_loss_that_is_reported_is_that_of_the_first_step():
+    lines = []
+    train(epochs=1, batch_size=N, learning_rate=1e-6, report=lines.append)
+    (loss,) = (float(line.split("loss ")[1]) for line in lines)
+    assert 0.4 < loss < 2  # about ln 2, before anything is learnt
+
+
 def test_data_are_left_alone():
     x, labels = brightness()
     kept = copy.deepcopy((x, labels))
