@@ -65,13 +65,14 @@ def test_many_priors_lose_no_digits_of_small_covariances(method, scale, many):
         if bool(truth.isnan().all()):  # laplace-torch finds it singular
             assert bool(fast.isnan().all())
             continue
-        if method == "ella":  # whose own solve in float32 may lose a digit more
+        if method == "ella":  # its Gram, in float32, is by rounding not symmetric nor semi-definite
             gram, directions = found._posterior.feature_gram, found._posterior.dual_directions
-            rows, inner = new.double() @ directions.double(), gram.double()
-            inner = inner + precision * torch.eye(len(inner)).double()
-            truth = rows @ torch.linalg.solve(inner, rows.mT)
+            values, vectors = torch.linalg.eigh(gram.double(), UPLO="L")  # as Cholesky reads it
+            inner = (vectors * values.clamp_min(0)) @ vectors.mT
+            rows, one = new.double() @ directions.double(), torch.eye(len(inner)).double()
+            truth = rows @ torch.linalg.solve(inner + precision * one, rows.mT)
         size = truth.diagonal(dim1=1, dim2=2).amax(1)[:, None, None]
-        assert float(((fast - truth) / size).abs().max()) < 1e-3
+        assert float(((fast - truth) / size).abs().max()) < 1e-4
         assert float(fast.diagonal(dim1=1, dim2=2).min()) >= 0
 
 
