@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from neuralef.serialization.files import write_json
 
 KEYS = {"experiment", "preset", "config", "environment", "paper", "measured"}
-PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "laplace-torch")  # if installed
+PACKAGES = ("numpy", "scipy", "scikit-learn", "laplace-torch")  # if installed
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
@@ -24,6 +24,7 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     from neuralef import __version__
 
     found = {"python": platform.python_version(), "neuralef": __version__}
+    found["torch"] = str(torch.__version__)  # of which a package's own version may omit the build
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             found[package] = version(package)

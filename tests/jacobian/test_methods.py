@@ -45,8 +45,9 @@ def test_a_recurrent_model():
 
 @pytest.mark.filterwarnings("ignore:torch.func cannot differentiate")
 def test_a_model_in_data_parallel():
-    model, x = nn.DataParallel(mlp()).eval(), points(6, 3)
-    J = dense_jacobian(mlp(), x)
+    model = nn.DataParallel(mlp()).eval()  # on a GPU if there is one
+    x = points(6, 3).to(next(model.parameters()))
+    J = dense_jacobian(mlp().to(x), x)
     torch.testing.assert_close(NTK(model)(x, x), J @ J.T)
     assert NTK(model, 256).features(x).shape == (6, 2, 256)
 
@@ -92,13 +93,13 @@ def test_few_functions_of_models_that_have_no_forward_mode(make):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = make().double().eval()
-    x = points(12, 3)
+    x = points(12, 3).to(next(model.parameters()))
     J = dense_jacobian(model, x)
     spectrum = nef.Subspace(k=3).solve(NTK(model).gram(x))
     values, vectors = torch.linalg.eigh(J @ J.T / len(x))
     torch.testing.assert_close(spectrum.eigenvalues, values.flip(0)[:3])
     psi = spectrum(x).reshape(len(J), 3) / len(x) ** 0.5
-    torch.testing.assert_close((psi * vectors.flip(1)[:, :3]).sum(0).abs(), torch.ones(3).double())
+    torch.testing.assert_close((psi * vectors.flip(1)[:, :3]).sum(0).abs(), x.new_ones(3))
     kernel = NTK(model, samples=4, seed=1)
     signs = random_signs(J.shape[1], range(4), 1, J.dtype, J.device)
     torch.testing.assert_close(kernel.features(x).reshape(len(J), 4), J @ signs)
