@@ -21,7 +21,8 @@ LABELS = {
     "distilled evenly": "distilled, all copies alike",
     "distilled": "distilled",
     "distilled, from the classifier": "distilled, from the classifier",
-    "distilled, both trunks": "distilled, both trunks",
+    "distilled, both networks": "distilled, both networks",
+    "paper's objective, shared network, bfloat16": "paper's objective, shared network, bfloat16",
 }
 COLORS = {
     "truth": "#222222",
@@ -39,7 +40,8 @@ COLORS = {
     "distilled evenly": "#9ccfad",
     "distilled": "#4f9d69",
     "distilled, from the classifier": "#2a6f4e",
-    "distilled, both trunks": "#b07d12",
+    "distilled, both networks": "#b07d12",
+    "paper's objective, shared network, bfloat16": "#d1495b",
 }
 
 
