@@ -246,7 +246,7 @@ def test_the_residual_is_that_of_the_last_mean(study):
         plain, with_residual = (
             run.fitted[f"wide mean + NeuralEF{end}"] for end in ("", " + residual")
         )
-        assert (plain.residual, with_residual.tail) == (False, True)
+        assert (plain.residual, with_residual.residual) == (False, True)
         assert with_residual.spectrum is plain.spectrum
         assert with_residual.features.model is plain.features.model is run.fitted["wide mean"].model
 
