@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, jvp, vmap
+from torch.func import jacrev, jvp, vmap
 
 from neuralef.jacobian import models
 from neuralef.jacobian.layers import layer_blocks, whole
 from neuralef.jacobian.models import Weights
-from neuralef.points import Points, each, in_double, outside_inference
+from neuralef.points import Points, call, each, in_double, outside_inference
 
 # Relative errors of methods that agree: in the model's own precision, and in float64, in which some
 # layers compute in float32 all the same.
@@ -31,7 +31,7 @@ def weights_of(model: nn.Module, names: list[str]) -> Weights:
 
 def values_at(model: nn.Module, weights: Weights, x: Any) -> Tensor:
     """f(x) at given weights, (n, c)."""
-    out = functional_call(model, weights, (x,))
+    out = models.call_with(model, weights, x)
     return out[:, None] if out.ndim == 1 else out
 
 
@@ -59,7 +59,7 @@ def loop_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
     rows = []
     with models.trained(model, names) as weights, torch.enable_grad():
         for i in range(len(x)):
-            rows += [_gradient(value, weights) for value in model(x[i : i + 1]).reshape(-1)]
+            rows += [_gradient(value, weights) for value in call(model, x[i : i + 1]).flatten()]
     return torch.stack(rows).unflatten(0, (len(x), -1))
 
 
@@ -168,7 +168,7 @@ def _is_dual(model: nn.Module, names: list[str], x: Points) -> bool:
     x, generator = outside_inference(x), torch.Generator().manual_seed(0)
     with models.differentiable():
         with models.trained(model, names) as weights, torch.enable_grad():
-            out = model(x)
+            out = call(model, x)
             u = torch.randn(out.shape, generator=generator).to(out)
             gradient = _gradient(out, weights, u)
         v = torch.randn(len(gradient), generator=generator).to(gradient)
