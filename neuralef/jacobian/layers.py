@@ -6,7 +6,7 @@ is then a sum of outer products, one batched product a layer, where `vmap(jacrev
 convolution with a group for each sample; of all others it is the derivative of the layer alone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,22 @@ from torch.func import functional_call, vjp, vmap
 from neuralef.jacobian.models import differentiable
 from neuralef.modules.heads import StackedLinear
 from neuralef.points import Points, call
+
+# What layers with a weight for each channel multiply by it.
+SLOPES: dict[type, Callable[[Any, Tensor], Tensor]] = {
+    nn.PReLU: lambda layer, h: h.clamp(max=0),
+    nn.LayerNorm: lambda layer, h: nn.functional.layer_norm(
+        h, layer.normalized_shape, eps=layer.eps
+    ),
+    nn.RMSNorm: lambda layer, h: nn.functional.rms_norm(h, layer.normalized_shape, eps=layer.eps),
+    nn.GroupNorm: lambda layer, h: nn.functional.group_norm(h, layer.num_groups, eps=layer.eps),
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+        lambda layer, h: nn.functional.batch_norm(
+            h, layer.running_mean, layer.running_var, eps=layer.eps
+        ),
+    ),
+}
 
 
 @dataclass
@@ -149,8 +165,8 @@ def _blocks(owners: list[Calls], deltas: list[Tensor]) -> Iterator[tuple[int, Te
             delta = next(left)
             if _is_plain(owner.module) and len(args) == 1:
                 parts = _outer_products(owner.module, list(owner.places), args[0], delta)
-            elif type(owner.module) is nn.PReLU:
-                parts = _slopes(owner.module, args[0], delta)
+            elif type(owner.module) in SLOPES and len(args) == 1:
+                parts = _of_slopes(owner.module, list(owner.places), args[0], delta)
             else:
                 parts = _alone(owner.module, list(owner.places), args, named, delta)
             for part, block in parts:
@@ -223,10 +239,28 @@ def _rows(layer: Any, delta: Tensor) -> Tensor:
     return delta.reshape(len(delta), -1, delta[0, 0, 0].numel())
 
 
-def _slopes(layer: nn.PReLU, given: Tensor, delta: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The block of a PReLU, for which torch.func has no rule that is right."""
-    product = (delta * given.clamp(max=0)).movedim(0, 1)  # (n, c, channels, …)
-    yield "weight", product.flatten(2 if layer.num_parameters == 1 else 3).sum(-1)
+def _of_slopes(
+    layer: Any, parts: list[str], given: Tensor, delta: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """The blocks of a layer that scales and shifts its channels, each by a number of its own."""
+    slope, size = SLOPES[type(layer)](layer, given), getattr(layer, parts[0]).numel()
+    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # the channels come last
+        slope, delta = (
+            slope.reshape(len(slope), -1, size),
+            delta.reshape(*delta.shape[:2], -1, size),
+        )
+        found = {"weight": lambda: (delta * slope).sum(2), "bias": lambda: delta.sum(2)}
+    else:
+        slope, delta = (
+            slope.reshape(len(slope), size, -1),
+            delta.reshape(*delta.shape[:2], size, -1),
+        )
+        found = {
+            "weight": lambda: torch.einsum("cnkl,nkl->cnk", delta, slope),
+            "bias": lambda: delta.sum(3),
+        }
+    for part in parts:
+        yield part, found[part]().movedim(0, 1)
 
 
 def _alone(
