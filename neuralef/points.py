@@ -9,7 +9,7 @@ scalar (1, n, k), joint (1, n·c, k), independent (c, n, k).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,16 @@ def evaluate(network: Callable[..., Any], x: Points) -> Tensor:
     """network(x) in parts, without gradients."""
     with torch.no_grad():
         return torch.cat([call(network, part) for part in x.split(points_at_once(x))])
+
+
+def is_loader(x: Any) -> bool:
+    """Whether it yields batches of points, where points themselves may stand, too."""
+    if isinstance(x, Mapping) or hasattr(x, "__array__"):
+        return False
+    if isinstance(x, (list, tuple)):  # numbers, or batches
+        first = x[0] if x else ()
+        return isinstance(first, (Mapping, tuple)) or getattr(first, "ndim", 0) > 1 or not x
+    return isinstance(x, Iterable)
 
 
 def join(parts: Sequence[Any]) -> Any:

@@ -84,6 +84,18 @@ def _remarks(case: str, methods: dict[str, Any], result: dict[str, Any]) -> Iter
         yield f"{key.upper()} over MAP's: {ours}; the paper has {theirs:.3f}"
 
 
+def weighting(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of posteriors in the eigenspaces of the NTK and of the Gauss–Newton matrix."""
+    for case, methods in result["measured"].items():
+        rows = [
+            (name, *_scores([found["mean"]], "nll", "ece", "auroc"))
+            for name, found in methods.items()
+        ]
+        yield make_table(
+            f"{case}: tuned on held-out points", ("method", "NLL", "ECE", "AUROC"), rows
+        )
+
+
 def _scores(records: list[dict[str, float]], *keys: str) -> list[str]:
     """Means of some scores, to four digits."""
     return [f"{mean_of(records, key):.4f}" if records else "–" for key in keys]
