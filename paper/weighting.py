@@ -2,7 +2,8 @@
 
 Both are found exactly, from sketched features, with and without the residual variance, and as heads
 on the model's activations. Not in the paper. "quick" is a small classifier of points in the plane,
-"shared" the checkpoint of a ResNet, whose batch norms are also left unfolded.
+"shared" the checkpoint of a ResNet, whose batch norms are also left unfolded, "part" the same with
+a fifth of the images, for a CPU.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ PRESETS = {
         Plan("checkpoint", train=50000, test=10000),
         replace(_SMALL, k=128, samples=4096, head_steps=6000, precision="bfloat16"),
         ks=(64, 256, 1024), held=1000, splits=10,
+    ),
+    "part": Preset(
+        Plan("checkpoint", train=10000, test=4000),
+        replace(_SMALL, k=64, samples=2048, head_steps=1500), ks=(64, 256, 1024), held=1000,
+        splits=4,
     ),
 }  # fmt: skip
 
