@@ -68,6 +68,13 @@ def conv(*layers):
     return lambda: nn.Sequential(*layers, nn.Tanh(), nn.Flatten())
 
 
+def weight_normed():
+    """Layers whose weights are made anew, of one output and of as many as points are tried on."""
+    weight_norm = nn.utils.parametrizations.weight_norm
+    layers = weight_norm(nn.Linear(3, 2)), nn.Tanh(), weight_norm(nn.Linear(2, 1))
+    return nn.Sequential(*layers, nn.Linear(1, 2))
+
+
 MODELS = [
     Case("MLP", mlp, vectors),
     Case("(n,)", flat_mlp, vectors),
@@ -102,6 +109,9 @@ MODELS = [
     Case("conv in depth",
          conv(nn.Conv2d(2, 2, 3, groups=2), nn.Conv2d(2, 6, 2, groups=2, stride=2)),
          lambda: images(N)),
+    Case("weight norm", weight_normed, vectors),
+    Case("spectral norm", lambda: nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), nn.Tanh()), vectors),
     Case("norm between",
          lambda: nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Tanh()), vectors),
     Case("one module under two names", two_names, vectors),
