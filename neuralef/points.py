@@ -107,7 +107,7 @@ def _by_name(model: Callable[..., Any], x: PointDict) -> bool:
     except (TypeError, ValueError):  # it takes others, or does not say what
         return False
     kinds = {parameter.kind for parameter in signature.parameters.values()}
-    if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+    if kinds == {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         # a wrapper, of adapters or for several devices, that passes on whatever it is given
         inner = list(model.children()) if isinstance(model, nn.Module) else []
         return len(inner) == 1 and _by_name(inner[0], x)
