@@ -26,6 +26,7 @@ REACH_UP = {
     "kernels.base: SampledKernel.gram": {"gram"},
     "kernels.ntk: NTK.gram": {"gram"},
     "gram.base: Gram.weighted": {"gram.weighted"},
+    "spectrum: Spectrum.refit": {"solvers.refit"},
     "report.record: environment": {"__version__"},
 }
 
