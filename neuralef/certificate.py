@@ -11,9 +11,7 @@ from torch import Tensor
 from neuralef.gram.base import Gram, own_blocks
 
 NORMAL_95 = 1.96  # half-widths of 95 % intervals, in standard errors
-CERTIFIABLE = (
-    0.5  # an interval wider than this share of its eigenvalue, on either side, tells nothing
-)
+CERTIFIABLE = 0.5  # an interval that reaches further, as a share of its eigenvalue, tells nothing
 LEAST_POINTS = 3
 PER_PAIR = ("eigenvalues", "estimates", "low", "high", "certifiable")
 

@@ -27,8 +27,8 @@ PUBLIC = [
     if inspect.isclass(getattr(package, name))
 ]
 PAGES = [
-    "README.md", "docs/method.md", "docs/modern-kernels.md", "docs/uncertainty.md",
-    "docs/trajectories.md",
+    "README.md", "docs/method.md", "docs/fine-tuning.md", "docs/modern-kernels.md",
+    "docs/uncertainty.md", "docs/trajectories.md",
 ]  # fmt: skip
 
 

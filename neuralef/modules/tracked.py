@@ -88,8 +88,9 @@ class Tracked(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # those of version 0.2 have no fingerprint; this dict is torch's copy of the user's
-        state_dict.setdefault(prefix + FINGERPRINT, torch.zeros_like(self.fingerprint))
+        if any(prefix + name in state_dict for name in self._buffers):
+            # those of version 0.2 have no fingerprint; this dict is torch's copy of the user's
+            state_dict.setdefault(prefix + FINGERPRINT, torch.zeros_like(self.fingerprint))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._warned, self._versions = False, None
 

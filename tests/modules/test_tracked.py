@@ -156,6 +156,16 @@ def test_a_state_dict_tells_whether_its_numbers_belong_to_its_weights():
     assert not second.stale
 
 
+def test_the_weights_of_another_layer_alone_change_nothing():
+    spectrum = solved()
+    model = nn.Sequential(spectrum, nn.Linear(K, 1))
+    head = {name: value for name, value in model.state_dict().items() if name.startswith("1.")}
+    for stale in (False, True):
+        model.load_state_dict(head, strict=False)
+        assert spectrum.stale is stale
+        in_place(spectrum)
+
+
 def test_state_dicts_and_files_of_the_version_before_are_read(tmp_path):
     spectrum = solved()
     state = spectrum.state_dict()
