@@ -14,8 +14,8 @@ import neuralef
 ROOT = Path(__file__).parent.parent
 MODULES = [name for _, name, _ in pkgutil.walk_packages(neuralef.__path__, "neuralef.")]
 PUBLIC = [
-    getattr(room, name)
-    for room in (
+    getattr(package, name)
+    for package in (
         neuralef,
         neuralef.kernels,
         neuralef.networks,
@@ -23,12 +23,12 @@ PUBLIC = [
         neuralef.posterior,
         neuralef.trajectory,
     )
-    for name in room.__all__
-    if inspect.isclass(getattr(room, name))
+    for name in package.__all__
+    if inspect.isclass(getattr(package, name))
 ]
 PAGES = [
-    "README.md", "docs/method.md", "docs/modern-kernels.md", "docs/uncertainty.md",
-    "docs/trajectories.md",
+    "README.md", "docs/method.md", "docs/fine-tuning.md", "docs/modern-kernels.md",
+    "docs/uncertainty.md", "docs/trajectories.md",
 ]  # fmt: skip
 
 
