@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.timing import fastest
 from neuralef.jacobian import Tangent, fold_batch_norm
-from neuralef.memory import device_kind
 from neuralef.networks import ResNet
+from neuralef.points import device_kind
 from neuralef.sketching import CountSketch, random_signs
 
 IMAGES, SAMPLES = {"cpu": 24, "cuda": 1000}, 4096

@@ -1,16 +1,26 @@
-"""The boundary: what users hand in is checked here, before any work starts."""
+"""The boundary: what users hand in is checked here, before any work starts, and told apart."""
 
+import hashlib
+import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from neuralef.points import PointDict, Points, tensors_of
 
 FLOATS, TOKENS = (torch.float32, torch.float64), (torch.int32, torch.int64)
+
+# What a container may use, in the two versions of Linux's control groups.
+CONTAINER_LIMITS = [
+    Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory/memory.limit_in_bytes")
+]
 
 
 def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
@@ -124,3 +134,61 @@ def check_positive(value: float, name: str) -> float:
     if isinstance(value, bool) or not (isinstance(value, Real) and 0 < value < float("inf")):
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
     return float(value)
+
+
+def check_memory(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str
+) -> None:
+    """Refuse an array that is larger than the machine; the system would end us without a word."""
+    needed, there = math.prod(shape) * dtype.itemsize, _memory(device)
+    if there is not None and needed > there:
+        raise ValueError(
+            f"{what} = {' × '.join(f'{size:,}' for size in shape)} numbers are "
+            f"{needed / 1e9:,.1f} GB, and {device} has {there / 1e9:,.1f} GB: {advice}"
+        )
+
+
+def _memory(device: torch.device) -> int | None:
+    """In bytes, where it can be told."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type != "cpu" or not hasattr(os, "sysconf"):
+        return None
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # no such file, or the word "max"
+            limits.append(int(path.read_text()))
+    return min((limit for limit in limits if limit > 0), default=None)
+
+
+def fingerprint(model: nn.Module, unsaved: bool = False) -> str:
+    """What tells one set of weights from another; with all that is `unsaved`, if asked."""
+    return digest(tensors_alone(model) | (dict(model.named_buffers()) if unsaved else {}))
+
+
+def marked(model: nn.Module) -> Tensor:
+    """The fingerprint of its weights as 32 bytes, which a buffer can hold."""
+    return torch.tensor(list(bytes.fromhex(fingerprint(model))), dtype=torch.uint8)
+
+
+def tensors_alone(model: nn.Module) -> dict[str, Tensor]:
+    """A state dict without what is no tensor, as modules with an extra state have it."""
+    return {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """The SHA-256 of tensors and their names."""
+    found = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        found.update(name.encode())
+        numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        found.update(numbers.data)  # not copied, as bytes would be
+    return found.hexdigest()
+
+
+def versions(network: nn.Module) -> list[tuple[int, int]]:
+    """What changes when weights are replaced, or changed in place."""
+    return [
+        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+        for tensor in (*network.parameters(), *network.buffers())
+    ]

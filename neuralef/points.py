@@ -9,7 +9,8 @@ scalar (1, n, k), joint (1, n·c, k), independent (c, n, k).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,8 @@ class PointDict(dict[str, Tensor]):
         return tensors_of(self)[0].device
 
 
+# The most numbers that one chunk of a large product may hold: 128 MiB in float64.
+CHUNK = 2**24
 POINTS_AT_ONCE = 8192
 NUMBERS_AT_ONCE = 2**22
 # What a Gram, a Network and a Spectrum take.
@@ -128,6 +131,22 @@ def logits(out: Any) -> Tensor:
             f"got {type(out).__name__}{keys}; wrap it in a module that returns its logits"
         )
     return found
+
+
+@contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """No fused transformer layers, inside which no layer of the model is called."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def device_kind(device: torch.device) -> str:
+    """Which of the chunk sizes holds there."""
+    return "cuda" if device.type == "cuda" else "cpu"
 
 
 def evaluate(network: Callable[..., Any], x: Points) -> Tensor:

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from neuralef.memory import CHUNK
+from neuralef.points import CHUNK
 
 
 def orthogonal_normals(count: int, size: int, generator: torch.Generator) -> Tensor:

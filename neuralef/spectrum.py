@@ -11,14 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.certificate import Certificate, certify
-from neuralef.checks import check_alike, check_count, check_finite, check_points
+from neuralef.checks import (
+    check_alike,
+    check_count,
+    check_finite,
+    check_points,
+    marked,
+    tensors_alone,
+    versions,
+)  # fmt: skip
 from neuralef.gram import Gram
 from neuralef.kernels.base import Kernel
-from neuralef.memory import CHUNK
 from neuralef.modules.tracked import FINGERPRINT, Tracked
-from neuralef.points import LaidOut, Layout, PointDict, Points, points_at_once
+from neuralef.points import CHUNK, LaidOut, Layout, PointDict, Points, points_at_once
 from neuralef.serialization.calls import call
-from neuralef.serialization.files import below, read_tensors, tensors_alone, write_tensors
+from neuralef.serialization.files import below, read_tensors, write_tensors
 from neuralef.serialization.modules import describe, rebuild
 from neuralef.warnings import warn_user
 
@@ -69,6 +76,14 @@ class Spectrum(LaidOut, Tracked):
         for number, tensor in enumerate(tensors):
             self.register_buffer(f"example{number}", tensor.detach().clone())
         self.track(fingerprint)
+
+    def track(self, known: Tensor | None = None) -> None:
+        """Say that the results belong to the weights as they are now, or to those `known`."""
+        self._warned = False
+        self._versions = None
+        if known is None:
+            known, self._versions = marked(self.network), versions(self.network)
+        self.register_buffer(FINGERPRINT, known.to(next(self.buffers(), known).device))
 
     @property
     def k(self) -> int:

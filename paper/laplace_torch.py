@@ -17,9 +17,8 @@ from torch.utils.data import DataLoader
 
 from neuralef.checks import check_choice, check_count, check_positive
 from neuralef.jacobian import Tangent, fold_batch_norm
-from neuralef.memory import device_kind
 from neuralef.metrics import nll
-from neuralef.points import Points, points_at_once
+from neuralef.points import Points, device_kind, points_at_once
 from neuralef.posterior import (
     MAP,
     PREDICTIVES,

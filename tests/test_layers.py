@@ -11,7 +11,7 @@ import neuralef
 PACKAGE = Path(neuralef.__file__).parent
 # From the lowest to the highest; those of one line know nothing of each other.
 LAYERS = [
-    ["points"], ["checks", "warnings", "metrics"], ["memory"], ["linalg", "sketching"],
+    ["points"], ["checks", "warnings", "metrics"], ["linalg", "sketching"],
     ["serialization"], ["data"], ["progress"], ["training"], ["modules"], ["jacobian"],
     ["kernels"], ["gram"], ["networks"], ["extensions"], ["certificate"], ["spectrum"],
     ["solvers"], ["posterior"], ["laplace", "trajectory"], ["report"], ["cli"],

@@ -10,8 +10,7 @@ from torch import Tensor
 from neuralef.checks import check_finite, check_points
 from neuralef.gram.base import Gram
 from neuralef.kernels.base import Kernel
-from neuralef.memory import CHUNK
-from neuralef.points import Layout, Points
+from neuralef.points import CHUNK, Layout, Points
 
 
 class KernelGram(Gram):

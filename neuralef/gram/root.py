@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_finite, check_points
 from neuralef.gram.base import Gram
 from neuralef.jacobian.tangent import Tangent
-from neuralef.memory import CHUNK
-from neuralef.points import Layout, Points
+from neuralef.points import CHUNK, Layout, Points
 
 
 class RootGram(Gram):

@@ -12,8 +12,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.nn.utils.parametrize import is_parametrized
 
-from neuralef.memory import device_kind
-from neuralef.points import Points, arguments, call, logits, outside_inference
+from neuralef.points import (
+    Points,
+    arguments,
+    call,
+    device_kind,
+    layer_by_layer,
+    logits,
+    outside_inference,
+)
 from neuralef.warnings import warn_user
 
 Weights = dict[str, Tensor]  # the parameters of a model by name
@@ -110,17 +117,6 @@ def call_with(model: nn.Module, weights: Weights, x: Points) -> Tensor:
 
 
 @contextmanager
-def layer_by_layer() -> Iterator[None]:
-    """No fused transformer layers, inside which no layer of the model is called."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
 def differentiable() -> Iterator[None]:
     """Fused attention has no rules for vmap and forward-mode derivatives: take the plain one."""
     with layer_by_layer(), sdpa_kernel(SDPBackend.MATH):
@@ -160,6 +156,26 @@ def trained(model: nn.Module, names: list[str]) -> Iterator[list[Tensor]]:
         yield [model.get_parameter(name).requires_grad_() for name in names]
     finally:
         model.requires_grad_(False)
+
+
+def weights_of(model: nn.Module, names: list[str]) -> Weights:
+    """The parameters by name, detached."""
+    return {name: model.get_parameter(name).detach() for name in names}
+
+
+def loop_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
+    """J(x) by plain autograd, one output of one point at a time."""
+    rows = []
+    with trained(model, names) as weights, torch.enable_grad():
+        for i in range(len(x)):
+            rows += [gradient(value, weights) for value in call(model, x[i : i + 1]).flatten()]
+    return torch.stack(rows).unflatten(0, (len(x), -1))
+
+
+def gradient(out: Tensor, weights: list[Tensor], u: Tensor | None = None) -> Tensor:
+    """The derivative of an output, or of its product with u, in weights: one row."""
+    parts = torch.autograd.grad(out, weights, u, retain_graph=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])
 
 
 def activations(

@@ -1,20 +1,25 @@
 """A trained model as a function of its parameters: its Jacobian, and products with it."""
 
 import copy
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from neuralef.jacobian import methods, models
 from neuralef.jacobian.layers import layer_blocks, whole
-from neuralef.memory import device_kind
-from neuralef.points import Points, needs_gradient, outside_inference
+from neuralef.points import Points, device_kind, in_double, needs_gradient, outside_inference
 from neuralef.progress import watched
 from neuralef.sketching import CountSketch
+from neuralef.warnings import warn_user
 
 # A reverse pass per sample costs about this many forward passes with a tangent.
 BACKWARD_COST = 4
+# Relative errors of methods that agree: in the model's own precision, and in float64, in which some
+# layers compute in float32 all the same.
+ALIKE, SAME = 0.3, 1e-5
 
 
 class Tangent(nn.Module):
@@ -66,12 +71,12 @@ class Tangent(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters by name, detached."""
-        return methods.weights_of(self.model, self.names)
+        return models.weights_of(self.model, self.names)
 
     def _fastest(self, x: Points) -> str:
         """The fastest method of this model, found out at the first points."""
         if self._method is None:
-            self._method = methods.fastest_method(self.model, self.names, x[:2])
+            self._method = fastest_method(self.model, self.names, x[:2])
         return self._method
 
     @models.full_precision()
@@ -83,7 +88,7 @@ class Tangent(nn.Module):
             blocks = layer_blocks(self.model, self.names, x)
             if blocks is not None:
                 return whole(blocks, self.size) if sketch is None else sketch.of(blocks)
-        general = methods.loop_jacobian if method == "loop" else methods.vmap_jacobian
+        general = models.loop_jacobian if method == "loop" else methods.vmap_jacobian
         found = general(self.model, self.names, x)
         return found if sketch is None else sketch(found)
 
@@ -127,3 +132,74 @@ class Tangent(nn.Module):
                 "model: use method='sketch', or nn.LSTMCell and the like for recurrent layers"
             )
         return methods.by_columns(self.model, self.names, x, directions.to(self.dtype), epsilon)
+
+
+def layer_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor | None:
+    """J(x), (n, c, p), layer by layer, or None of a model that is not made of such layers."""
+    blocks = layer_blocks(model, names, x)
+    size = sum(value.numel() for value in models.weights_of(model, names).values())
+    return None if blocks is None else whole(blocks, size)
+
+
+CHECKPOINTING = "turn it off, in transformers by model.gradient_checkpointing_disable()"
+FAST = {"layers": layer_jacobian, "vmap": methods.vmap_jacobian}  # the faster one first
+
+
+@models.full_precision()
+@torch.inference_mode(False)
+def fastest_method(model: nn.Module, names: list[str], x: Points) -> str:
+    """The first of `FAST` that agrees with plain autograd at the points x, or else "loop".
+
+    A model may use weights elsewhere too, or where torch.func cannot put others in their place.
+    """
+    x = outside_inference(x)
+    with torch.no_grad():
+        true = _trusted(model, names, x)
+        for method in FAST:
+            try:
+                if _agrees(method, model, names, x, true):
+                    return method
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # whatever a model has against hooks, or torch.func
+                continue
+    warn_user(
+        f"torch.func cannot differentiate {type(model).__name__}: its Jacobians are made, slowly, "
+        f"one point and output at a time; if gradient checkpointing is on, {CHECKPOINTING}"
+    )
+    return "loop"
+
+
+def _trusted(model: nn.Module, names: list[str], x: Points) -> Tensor:
+    """J(x) by plain autograd, which checkpoints of the older kind keep from their weights."""
+    silent = "None of the inputs have requires_grad"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=silent)
+            return models.loop_jacobian(model, names, x)
+    except (RuntimeError, UserWarning) as error:
+        if silent not in str(error) and "use_reentrant" not in str(error):
+            raise
+        name = type(model).__name__
+        raise ValueError(
+            f"gradient checkpointing keeps gradients from weights of {name}: {CHECKPOINTING}"
+        ) from error
+
+
+def _agrees(method: str, model: nn.Module, names: list[str], x: Points, true: Tensor) -> bool:
+    """Whether a method gives what plain autograd does."""
+    found = FAST[method](model, names, x)
+    if found is None:
+        return False
+    # In float32 a ReLU is now and then on the other side of its kink, and methods that are right
+    # differ: they need only be alike, and the same in float64 if the model runs in it.
+    if true.dtype != torch.float64 and bool((found - true).norm() <= ALIKE * true.norm()):
+        with suppress(Exception):  # whatever a model has against float64: nobody had asked for it
+            twin, x = copy.deepcopy(model).double(), in_double(x)
+            wide = FAST[method](twin, names, x)
+            return wide is not None and _close(wide, models.loop_jacobian(twin, names, x), SAME)
+    return _close(found, true, torch.finfo(true.dtype).eps ** 0.5)
+
+
+def _close(found: Tensor, true: Tensor, slack: float) -> bool:
+    return bool((found - true).abs().max() <= slack * true.abs().max())

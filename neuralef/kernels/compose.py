@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_finite, check_points
 from neuralef.kernels.base import Kernel
 from neuralef.kernels.classic import Positive, check_pair
-from neuralef.memory import CHUNK
-from neuralef.points import Layout, Points
+from neuralef.points import CHUNK, Layout, Points
 from neuralef.serialization.modules import describe, rebuildable
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, check_count, check_points, check_positive
+from neuralef.checks import check_choice, check_count, check_memory, check_points, check_positive
 from neuralef.jacobian.tangent import BACKWARD_COST, Tangent
 from neuralef.kernels.base import SampledKernel
-from neuralef.memory import check_memory, device_kind
-from neuralef.points import Layout, Points, needs_gradient
+from neuralef.points import Layout, Points, device_kind, needs_gradient
 from neuralef.sketching import CountSketch, random_signs
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neuralef.checks import fingerprint
 from neuralef.jacobian.models import fold_batch_norm
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.ntk import NTK
@@ -16,7 +17,7 @@ from neuralef.points import move, twice
 from neuralef.posterior.distilled import LearnedResidual
 from neuralef.posterior.features import Features, outputs_of, unpack_features
 from neuralef.posterior.predictive import Hyperparameters
-from neuralef.serialization.files import below, fingerprint
+from neuralef.serialization.files import below
 
 TENSORS = ("ggn", "basis", "noise_shape")
 SPECTRUM, RESIDUAL = "spectrum.", "residual."  # how their tensors' names begin

@@ -40,6 +40,7 @@ from neuralef.posterior.predictive import (
     WeightPosterior,
     by_held_out,
     normals,
+    predictive_for,
 )  # fmt: skip
 from neuralef.progress import silence
 from neuralef.serialization.files import read_tensors, write_tensors
@@ -307,7 +308,7 @@ class LinearizedLaplace(Posterior):
         return max(1, NUMBERS_AT_ONCE // (len(state.ggn) * len(state.noise_shape)))
 
     def _method(self, outputs: int) -> str:
-        return self.predictive or fitting.predictive_for(self.likelihood, outputs)
+        return self.predictive or predictive_for(self.likelihood, outputs)
 
     @property
     def predictive_(self) -> str:

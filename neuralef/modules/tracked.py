@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from neuralef.checks import marked, versions
 from neuralef.modules.heads import L2BatchNorm
-from neuralef.serialization.files import fingerprint
 from neuralef.warnings import warn_user
 
 if TYPE_CHECKING:
@@ -30,22 +30,17 @@ class Tracked(nn.Module):
     network: nn.Module
     fingerprint: Tensor  # of the network's parameters and persistent buffers; zeros: not known
     normalization_trains: bool = False
+    _warned: bool = False
+    _versions: list[tuple[int, int]] | None = None
 
     def track(self, known: Tensor | None = None) -> None:
         """Say that the results belong to the weights as they are now, or to those `known`."""
-        self._warned = False
-        self._versions: list[tuple[int, int]] | None = None
-        if known is None:
-            known, self._versions = self._current(), _versions(self.network)
-        self.register_buffer(FINGERPRINT, known.to(next(self.buffers(), known).device))
-
-    def _current(self) -> Tensor:
-        return torch.tensor(list(bytes.fromhex(fingerprint(self.network))), dtype=torch.uint8)
+        raise NotImplementedError
 
     @property
     def stale(self) -> bool:
         """Whether the network's weights are others than those that the results were found for."""
-        current = self._current()
+        current = marked(self.network)
         if not bool(self.fingerprint.any()):  # of a state dict that does not tell
             self.fingerprint.copy_(current)
         return not torch.equal(current, self.fingerprint.cpu())
@@ -53,12 +48,12 @@ class Tracked(nn.Module):
     def warn_if_stale(self) -> None:
         """Warn once; changes through `.data`, which leave no other trace, are not looked for."""
         try:
-            versions = _versions(self.network)
+            now = versions(self.network)
         except RuntimeError:  # within torch.func's transforms weights have no place in memory
             return
-        if self._warned or versions == self._versions:
+        if self._warned or now == self._versions:
             return
-        self._versions, self._warned = versions, self.stale
+        self._versions, self._warned = now, self.stale
         if self._warned:
             warn_user(
                 "the network has changed since this spectrum was found: its eigenvalues and "
@@ -93,11 +88,3 @@ class Tracked(nn.Module):
             state_dict.setdefault(prefix + FINGERPRINT, torch.zeros_like(self.fingerprint))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._warned, self._versions = False, None
-
-
-def _versions(network: nn.Module) -> list[tuple[int, int]]:
-    """What changes when weights are replaced, or changed in place."""
-    return [
-        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        for tensor in (*network.parameters(), *network.buffers())
-    ]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.jacobian.models import LAYERS, check_model, layer_by_layer
+from neuralef.jacobian.models import LAYERS, check_model
 from neuralef.modules.heads import Normalized
 from neuralef.networks.mlp import SharedMLP
-from neuralef.points import Points, call, move, points_at_once, twice
+from neuralef.points import Points, call, layer_by_layer, move, points_at_once, twice
 from neuralef.progress import watched
 from neuralef.serialization import rebuildable
 

@@ -2,9 +2,9 @@
 
 from neuralef.posterior.baselines import MAP, TemperatureScaling
 from neuralef.posterior.distilled import distill_mean
-from neuralef.posterior.fitting import minimise, predictive_for, tempering
+from neuralef.posterior.fitting import minimise, tempering
 from neuralef.posterior.predictive import METHODS as PREDICTIVES
-from neuralef.posterior.predictive import Gaussian, Posterior, probabilities
+from neuralef.posterior.predictive import Gaussian, Posterior, predictive_for, probabilities
 
 __all__ = [
     "MAP", "PREDICTIVES", "Gaussian", "Posterior", "TemperatureScaling", "distill_mean",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice
+from neuralef.checks import check_choice, fingerprint
 from neuralef.jacobian.models import check_model
 from neuralef.points import Points
 from neuralef.posterior.features import outputs_of
@@ -21,7 +21,7 @@ from neuralef.posterior.fitting import (
     minimise,
 )
 from neuralef.posterior.predictive import Gaussian, Posterior, to_probabilities
-from neuralef.serialization.files import fingerprint, read_tensors, write_tensors
+from neuralef.serialization.files import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from typing import Self

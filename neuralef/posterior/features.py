@@ -11,17 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from neuralef.checks import check_alike, check_points
+from neuralef.checks import check_alike, check_memory, check_points, fingerprint, versions
 from neuralef.gram import FeatureGram, Gram, JacobianGram
 from neuralef.jacobian.models import check_model
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.ntk import NTK
 from neuralef.linalg import descending_eigh, symmetric
-from neuralef.memory import check_memory
 from neuralef.networks.activation_head import ActivationHead, Activations
 from neuralef.points import Layout, Points, call, evaluate, move, points_at_once
 from neuralef.posterior.distilled import LearnedResidual
-from neuralef.serialization.files import fingerprint
 from neuralef.solvers import Distill, NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum, unpack
@@ -44,7 +42,7 @@ class Features:
         """`diagonal` is κ(x, x) at the training points, if it was at hand."""
         self.model, self.spectrum, self.residual = model, spectrum, residual
         self.diagonal = diagonal
-        self.fingerprint, self._seen = fingerprint(model), _versions(model)
+        self.fingerprint, self._seen = fingerprint(model), _state(model)
         self._all = fingerprint(model, unsaved=True)
         self.head: ActivationHead | None = None
         head = spectrum.network  # of which a subclass may do more than read and map
@@ -58,7 +56,7 @@ class Features:
 
     def check_unchanged(self) -> None:
         """Refuse a model whose weights or mode are no longer those of the posterior."""
-        now = _versions(self.model)
+        now = _state(self.model)
         if now == self._seen:
             return
         check_model(self.model)
@@ -160,12 +158,11 @@ def _finite(outputs: Tensor) -> Tensor:
     return (outputs[:, None] if outputs.ndim == 1 else outputs).double()
 
 
-def _versions(model: nn.Module) -> tuple[list[Any], float]:
+def _state(model: nn.Module) -> tuple[Any, ...]:
     """What changes with the mode or the weights, through `.data` the norm alone: found at once."""
     tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
     norm = get_total_norm([t for t in tensors if t.is_floating_point()])
-    modes = [module.training for module in model.modules()]
-    return [modes, *((t.data_ptr(), t._version) for t in tensors)], float(norm)
+    return versions(model), [module.training for module in model.modules()], float(norm)
 
 
 def residual_blocks(tangent: Tangent, x: Points, features: Tensor) -> Tensor:

@@ -9,15 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuralef.checks import check_finite, check_points
-from neuralef.memory import check_memory
+from neuralef.checks import check_finite, check_memory, check_points
 from neuralef.metrics import nll
 from neuralef.points import POINTS_AT_ONCE, flat, is_loader, join, move
 from neuralef.warnings import warn_user
 
 LIKELIHOODS = ("classification", "regression", "multilabel")
 LABELS = ("labels", "label", "targets", "target", "y")
-FEW_CLASSES = 32
 # The logarithms of hyper-parameters are looked for within these bounds.
 LOWEST, HIGHEST = math.log(1e-8), math.log(1e8)
 LOW, HIGH = LOWEST + 0.1, HIGHEST - 0.1  # what lies beyond is at the edge
@@ -199,13 +197,6 @@ def mean_nll(likelihood: str, p: Tensor, y: Tensor) -> float:
         return nll(p, y)
     p = p.clamp(LEAST, 1 - LEAST)
     return float(-(y * p.log() + (1 - y) * (1 - p).log()).sum(1).mean())
-
-
-def predictive_for(likelihood: str, classes: int) -> str:
-    """The method unless another is asked for: of many classes pairwise is underconfident."""
-    if likelihood == "multilabel":
-        return "probit"
-    return "pairwise" if classes <= FEW_CLASSES else "mc"
 
 
 def log_evidence(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 METHODS = ("pairwise", "mc", "probit", "bridge")
 DRAWS = 256  # Monte Carlo samples, as in the paper
+FEW_CLASSES = 32
 COARSE = 32  # for a first look
 NUMBERS_AT_ONCE = {"mc": 2**26, "closed": 2**20}  # the several passes of which stay in the cache
 
@@ -255,6 +256,13 @@ def probabilities(
         return {"pairwise": pairwise, "bridge": laplace_bridge}[method](mean, covariance)
     variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
     return to_probabilities(mean / (1 + math.pi / 8 * variance).sqrt(), multilabel)
+
+
+def predictive_for(likelihood: str, classes: int) -> str:
+    """The method unless another is asked for: of many classes pairwise is underconfident."""
+    if likelihood == "multilabel":
+        return "probit"
+    return "pairwise" if classes <= FEW_CLASSES else "mc"
 
 
 def to_probabilities(logits: Tensor, multilabel: bool = False) -> Tensor:

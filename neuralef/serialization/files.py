@@ -1,6 +1,5 @@
 """Our files: safetensors with a JSON header, written whole or not at all, never pickle."""
 
-import hashlib
 import json
 import os
 import re
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 # What read_tensors refuses to read: files of another program, kind or version of this format.
 FORMAT, VERSION = "neuralef", 1
@@ -90,26 +88,6 @@ def _check_metadata(path: Path, kind: str, metadata: dict[str, str]) -> None:
             f"{path} has version {metadata.get('version')} of the format, this neuralef reads "
             f"{VERSION}: write it again"
         )
-
-
-def fingerprint(model: nn.Module, unsaved: bool = False) -> str:
-    """What tells one set of weights from another; with all that is `unsaved`, if asked."""
-    return digest(tensors_alone(model) | (dict(model.named_buffers()) if unsaved else {}))
-
-
-def tensors_alone(model: nn.Module) -> dict[str, Tensor]:
-    """A state dict without what is no tensor, as modules with an extra state have it."""
-    return {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
-
-
-def digest(tensors: dict[str, Tensor]) -> str:
-    """The SHA-256 of tensors and their names."""
-    found = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        found.update(name.encode())
-        numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        found.update(numbers.data)  # not copied, as bytes would be
-    return found.hexdigest()
 
 
 def below(mark: str, state: dict[str, Tensor]) -> dict[str, Tensor]:

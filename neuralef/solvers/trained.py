@@ -11,14 +11,13 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, check_count, check_positive
+from neuralef.checks import check_choice, check_count, check_positive, digest
 from neuralef.gram import FeatureGram, Gram
 from neuralef.linalg import VANISHING
 from neuralef.modules import L2BatchNorm, Normalized
 from neuralef.networks import default_network, past_the_model
 from neuralef.points import evaluate, flat, tensors_of
 from neuralef.progress import Display, silence
-from neuralef.serialization.files import digest
 from neuralef.serialization.modules import describe, passed
 from neuralef.solvers import base
 from neuralef.spectrum import Spectrum

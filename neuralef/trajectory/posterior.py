@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, check_count
+from neuralef.checks import check_choice, check_count, fingerprint
 from neuralef.jacobian.models import check_model
 from neuralef.points import Points
 from neuralef.posterior.features import Features, unpack_features
@@ -23,7 +23,7 @@ from neuralef.posterior.predictive import (
     Posterior,
     to_probabilities,
 )  # fmt: skip
-from neuralef.serialization.files import fingerprint, read_tensors, write_tensors
+from neuralef.serialization.files import read_tensors, write_tensors
 from neuralef.sketching import even_normals
 from neuralef.spectrum import Spectrum
 

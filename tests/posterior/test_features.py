@@ -162,7 +162,7 @@ def test_features_that_do_not_fit_are_refused_before_any_training(monkeypatch, s
     model, steps = mlp(), []
     monkeypatch.setattr("neuralef.solvers.trained._Run.train", lambda *given: steps.append(given))
     numbers = 60 * 3 * min(samples, parameters(model))
-    monkeypatch.setattr("neuralef.memory._memory", lambda device: 8 * numbers - 1)
+    monkeypatch.setattr("neuralef.checks._memory", lambda device: 8 * numbers - 1)
     posterior = LinearizedLaplace(model, solver=nef.NeuralEF(k=3), samples=samples)
     with pytest.raises(ValueError, match=f"points × outputs × {what} = 60 × 3 × .* GB: take "):
         posterior.fit([(x, y)])
