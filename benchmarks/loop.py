@@ -83,14 +83,14 @@ def stacked_against_plain_loop(device: str) -> dict[str, Any]:
 
 
 def _against_neuralef(
-    device: str, rival: TrainedSolver, name: str, goal: float | None
+    device: str, baseline: TrainedSolver, name: str, goal: float | None
 ) -> dict[str, Any]:
-    """500 steps of a rival over 500 of NeuralEF, with the same networks and batches."""
+    """500 steps of a baseline over 500 of NeuralEF, with the same networks and batches."""
     problem = PROBLEMS[0]
     gram = problem.kernel.gram(problem.sample(POINTS, seed=0).float().to(device))
     ours = replace_settings(NeuralEF(K))
-    rival = replace_settings(rival)
-    seconds = fastest({name: lambda: rival.solve(gram), "neuralef": lambda: ours.solve(gram)})
+    baseline = replace_settings(baseline)
+    seconds = fastest({name: lambda: baseline.solve(gram), "neuralef": lambda: ours.solve(gram)})
     return _row(f"500 steps, {name} / NeuralEF", seconds, name, "neuralef", goal)
 
 

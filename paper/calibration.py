@@ -1,4 +1,4 @@
-"""How well calibrated a posterior is: scores, folds of held-out points, and pictures of both."""
+"""How well calibrated a posterior is: scores and curves over splits of held-out points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from neuralef.report import picture, scores
+from neuralef.report import curves, scores
 
 
 class Tunable(Protocol):
@@ -24,33 +24,35 @@ class Tunable(Protocol):
         """Class probabilities (n, c)."""
 
 
-def over_folds(
-    posterior: Tunable, outputs: Any, labels: Tensor, outside: Any, held: int, folds: int, seed: int
+def over_splits(
+    posterior: Tunable, outputs: Any, labels: Tensor, ood: Any, held: int, splits: int, seed: int
 ) -> dict[str, Any]:
-    """Tune on `held` of the points, score on the rest; means and spreads over disjoint folds.
+    """Tune on `held` of the points, score on the rest; means and spreads over disjoint splits.
 
-    The picture is that of the last fold.
+    The curves are those of the last split.
     """
-    if held * folds > len(labels) or held == len(labels):
-        raise ValueError(f"{folds} folds of {held} points need more than {len(labels)}")
+    if held * splits > len(labels) or held == len(labels):
+        raise ValueError(f"{splits} splits of {held} points need more than {len(labels)}")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     order = order.to(labels.device)
     found = []
-    for fold in range(folds):
-        chosen = order[fold * held : (fold + 1) * held]
-        rest = torch.cat([order[: fold * held], order[(fold + 1) * held :]])
+    for split in range(splits):
+        chosen = order[split * held : (split + 1) * held]
+        rest = torch.cat([order[: split * held], order[(split + 1) * held :]])
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the best .* lies at the edge")  # for each fold again
+            warnings.filterwarnings(
+                "ignore", "the best .* lies at the edge"
+            )  # for each split again
             posterior.tune_on(outputs[chosen], labels[chosen])
         p = posterior.probabilities(outputs[rest])
-        p_outside = None if outside is None else posterior.probabilities(outside)
-        found.append(scores(p, labels[rest], p_outside))
-        drawn = picture(p, labels[rest], p_outside)
+        p_ood = None if ood is None else posterior.probabilities(ood)
+        found.append(scores(p, labels[rest], p_ood))
+        drawn = curves(p, labels[rest], p_ood)
     values = {
         name: torch.tensor([f[name] for f in found], dtype=torch.float64) for name in found[0]
     }
     return {
         "mean": {name: float(value.mean()) for name, value in values.items()},
         "spread": {name: float(value.std(correction=0)) for name, value in values.items()},
-        "picture": drawn,
+        "curves": drawn,
     }

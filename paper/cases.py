@@ -38,14 +38,14 @@ class Plan:
 
 
 def plane_case(plan: Plan, device: str, seed: int, report: Report) -> Iterator[tuple[str, Case]]:
-    """A small network that tells two moons apart; foreign points lie far from both."""
+    """A small classifier of two moons; OOD points lie far from both."""
     (x, y), (test, test_y) = (
         two_moons(count, NOISE, seed + part) for part, count in enumerate((plan.train, plan.test))
     )
     x, y, test, test_y = (v.to(device) for v in (x, y, test, test_y))
     generator = torch.Generator().manual_seed(seed)
     square = (8 * torch.rand(4 * plan.test, 2, generator=generator) - 4).to(x) + x.mean(0)
-    outside = square[torch.cdist(square, x).amin(1) > 1][: plan.test]
+    ood = square[torch.cdist(square, x).amin(1) > 1][: plan.test]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = [nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2)]
@@ -56,7 +56,7 @@ def plane_case(plan: Plan, device: str, seed: int, report: Report) -> Iterator[t
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    def trunk(functions: int, normalize: bool, seed: int) -> nn.Module:
+    def separate(functions: int, normalize: bool, seed: int) -> nn.Module:
         return SharedMLP(2, functions, 64, outputs=2, normalize=normalize, seed=seed)
 
     def published(functions: int, normalize: bool, seed: int) -> nn.Module:
@@ -64,7 +64,7 @@ def plane_case(plan: Plan, device: str, seed: int, report: Report) -> Iterator[t
 
     yield (
         "two-moon",
-        Case(model.eval(), x, y, test, test_y, outside, {"own": trunk}, published, jitter),
+        Case(model.eval(), x, y, test, test_y, ood, {"own": separate}, published, jitter),
     )
 
 
@@ -74,7 +74,7 @@ def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def read_resnet(checkpoint: str | None) -> tuple[str, ResNet]:
-    """The name and the network of a state dict, whose depth and width it tells."""
+    """The name and the network of a state dict, whose shapes give depth and width."""
     if checkpoint is None:
         raise ValueError(
             "this preset starts from a trained ResNet: pass --checkpoint FILE, a state dict such "
@@ -103,14 +103,14 @@ def read_resnet(checkpoint: str | None) -> tuple[str, ResNet]:
 
 
 def image_case(model: ResNet, plan: Plan, data: str | None, device: str) -> Case:
-    """A classifier of CIFAR-10, with SVHN for foreign images."""
+    """A classifier of CIFAR-10, with SVHN for OOD images."""
     parts = []
     own = (("cifar10", "train", plan.train), ("cifar10", "test", plan.test))
     for name, split, count in (*own, ("svhn", "test", plan.test)):
         # of SVHN any ten thousand images do
         images, labels = read_images(name, split, data, verify=name != "svhn")
         parts += [normalised(images[:count], device), labels[:count].to(device)]
-    x, y, test, test_y, outside, _ = parts
+    x, y, test, test_y, ood, _ = parts
     model = model.to(device).eval()
     outputs = model.outputs
 
@@ -130,8 +130,8 @@ def image_case(model: ResNet, plan: Plan, data: str | None, device: str) -> Case
             functions, 20, 2 * WIDTH, outputs=outputs, normalize=normalize, seed=seed
         )
 
-    trunks: dict[str, MakeNetwork] = {"started from the model": started, "own": fresh}
-    return Case(model, x, y, test, test_y, outside, trunks, published, crop_and_flip)
+    networks: dict[str, MakeNetwork] = {"started from the model": started, "own": fresh}
+    return Case(model, x, y, test, test_y, ood, networks, published, crop_and_flip)
 
 
 def checkpoint_case(

@@ -1,6 +1,6 @@
 """Fig. 2 and appendix C.1 of the paper: two classic kernels whose eigenfunctions are known.
 
-Three answers are told apart: the truth (quadrature under q), the exact solution on the sample
+Three answers are compared: the truth (quadrature under q), the exact solution on the sample
 (Nyström), and what training found. The first two differ by the sampling error, the last two by
 ours.
 """

@@ -59,11 +59,11 @@ class Settings:
     learning_rate: float = 5e-3  # of the solver
     draws: int = 30  # of SWAG
     refresh: int  # images for the batch statistics of an iterate
-    copies: int  # augmented sets on which the mean function is learnt, beside the images
+    copies: int  # augmented sets on which the mean function is distilled, beside the images
     mean_every: int  # steps, or a little less, between functions taken at a copy, in turn
     mean_epochs: int
     mean_rate: float = 5e-4
-    wide: bool = False  # whether a network of twice the width learns the mean too
+    wide: bool = False  # whether a network of twice the width is fit to the mean too
     recording_batch: int = 5000
 
 
@@ -116,7 +116,7 @@ class Iterates:
         self.annealed = copy.deepcopy(self.model)  # the network before its rate rises again
         self.seconds = {"recording": 0.0, "mean": 0.0}
         self.fitted: dict[str, Any] = {}
-        self.learnt_functions: Spectrum  # of SWA, as they are learnt: made with the posteriors
+        self.functions_of_swa: Spectrum  # as they are learned: made with the posteriors
 
     def run(self) -> None:
         """Train; one that was interrupted goes on, and so do its records."""
@@ -155,36 +155,36 @@ class Iterates:
         return SWA.of(self.train.weights, self.images.train)
 
     @cached_property
-    def learnt(self) -> nn.Module:
-        """A network of the same size that has learnt the mean of all functions."""
-        return self._taught("learnt mean", self.average.model)
+    def distilled(self) -> nn.Module:
+        """A network of the same size, fit to the mean of all functions."""
+        return self._distilled("distilled mean", self.average.model)
 
     def wide(self) -> nn.Module:
-        """One of twice the width that has."""
+        """One of twice the width."""
         model = cast("ResNet", self.average.model).widened(seed=self.seed)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return self._taught("wide mean", model)
+        return self._distilled("wide mean", model)
 
-    def _taught(self, name: str, model: nn.Module) -> nn.Module:
+    def _distilled(self, name: str, model: nn.Module) -> nn.Module:
         s, x = self.settings, self.images.train
         points = torch.cat([x, self.means.x])
         values = torch.cat([self.train.mean().float(), self.means.mean().float()])
-        taught, self.seconds[name] = timed(
+        fitted, self.seconds[name] = timed(
             lambda: learn_mean(
                 model, points, values, s.mean_epochs, batch_size=4 * s.batch_size,
                 learning_rate=s.mean_rate, loss="softmax", precision=self.precision, capture=True,
                 seed=self.seed,
             )
         )  # fmt: skip
-        return taught
+        return fitted
 
     def spectrum(self, gram: FeatureGram, mean: nn.Module) -> Spectrum:
-        """The top functions of each output, learnt, with the exact eigenvalues."""
+        """The top functions of each output, learned, with the exact eigenvalues."""
         return self.with_exact_eigenvalues(self.functions(gram, mean), gram)
 
-    def with_exact_eigenvalues(self, learnt: Spectrum, gram: FeatureGram) -> Spectrum:
-        """Learnt functions with the variance of the exact ones."""
-        return learnt.with_eigenvalues(self._pairs(gram).eigenvalues[:, : learnt.k])
+    def with_exact_eigenvalues(self, learned: Spectrum, gram: FeatureGram) -> Spectrum:
+        """Learned functions with the variance of the exact ones."""
+        return learned.with_eigenvalues(self._pairs(gram).eigenvalues[:, : learned.k])
 
     def functions(self, gram: FeatureGram, mean: nn.Module) -> Spectrum:
         """The top functions of each output, by a head on the activations of the mean."""
@@ -197,7 +197,7 @@ class Iterates:
         return self._solve(solver, gram, head)
 
     def published(self, gram: FeatureGram) -> Spectrum:
-        """The same by the paper's objective, and a network of its own."""
+        """The same by the paper's objective, with a separate network that the functions share."""
         s = self.settings
         solver = NeuralEF.paper(s.k)
         network = SharedResNet(
@@ -231,9 +231,10 @@ class Iterates:
         s, x, moments = self.settings, self.images.train, self.train.weights
         gram = self.train.gram()
         average = self.average.model
-        learnt, self.seconds["NeuralEF"] = timed(self.functions, gram, average)
-        self.learnt_functions = learnt
-        published, self.seconds["NeuralEF, as published"] = timed(self.published, gram)
+        learned, self.seconds["NeuralEF"] = timed(self.functions, gram, average)
+        self.functions_of_swa = learned
+        name = f"paper's objective, shared network, {self.precision}"
+        published, self.seconds[name] = timed(self.published, gram)
         swag = partial(SWAG, moments, x[: 5 * s.refresh], s.draws, seed=self.seed)
         self.fitted = {
             "SGD": MAP(self.annealed),
@@ -242,18 +243,18 @@ class Iterates:
             "SWAG": swag(),
             "SWAG, low rank": swag(diagonal=False),
             "SWA + NeuralEF": TrajectoryPosterior(
-                average, self.with_exact_eigenvalues(learnt, gram)
+                average, self.with_exact_eigenvalues(learned, gram)
             ),
-            "SWA + NeuralEF, as published": TrajectoryPosterior(average, published),
+            f"SWA + NeuralEF, {name}": TrajectoryPosterior(average, published),
         }
-        means = {"learnt mean": self.learnt} | ({"wide mean": self.wide()} if s.wide else {})
+        means = {"distilled mean": self.distilled} | ({"wide mean": self.wide()} if s.wide else {})
         for name, mean in means.items():
             self.fitted[name] = MAP(mean)
             found = self.spectrum(gram, mean)
             self.fitted[f"{name} + NeuralEF"] = TrajectoryPosterior(mean, found)
             if name == list(means)[-1]:  # the larger of two
-                tailed = TrajectoryPosterior(mean, found, tail=True)
-                self.fitted[f"{name} + NeuralEF + tail"] = tailed
+                with_residual = TrajectoryPosterior(mean, found, tail=True)
+                self.fitted[f"{name} + NeuralEF + residual"] = with_residual
         return self.fitted
 
     def reference(self) -> dict[str, Tensor]:
@@ -272,8 +273,8 @@ class Iterates:
         values = self.test.values[: self.test.count].to(self.images.test.device).double()
         whole = float(values.var(0, correction=0).sum())
         with torch.no_grad():
-            learnt = self.learnt_functions.features(self.images.test).double()
-        shares = {"exact": self.exact()[1], "NeuralEF": learnt}
+            learned = self.functions_of_swa.features(self.images.test).double()
+        shares = {"exact": self.exact()[1], "NeuralEF": learned}
         return {name: float(found.square().sum()) / whole for name, found in shares.items()}
 
     def mean_errors(self) -> dict[str, float]:
@@ -282,6 +283,6 @@ class Iterates:
         mean = self.test.values[: self.test.count].to(test.device).double().mean(0)
         return {
             name: float((self.fitted[name].outputs(test).double() - mean).square().mean())
-            for name in ("SWA", "learnt mean", "wide mean")
+            for name in ("SWA", "distilled mean", "wide mean")
             if name in self.fitted
         }

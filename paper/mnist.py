@@ -1,7 +1,7 @@
 """Table 1 of the paper: MNIST described by ten eigenfunctions of a convolutional NN-GP kernel.
 
 The exact eigenfunctions of the sampled kernel are known through its features, so that what the
-networks miss is told apart from what ten functions of this kernel can say about digits.
+networks miss is separated from what ten functions of this kernel can say about digits.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def judge(found: Projection, exact: Projection, digits: Digits, seed: int) -> di
 
 
 def networks(preset: Preset, k: int, seed: int, first: bool) -> Iterator[tuple[str, Any, Any]]:
-    """(name, solver, network) of every way to train, dedicated networks on the first draw only."""
+    """(name, solver, network) of every method, dedicated networks on the first draw only."""
     widths = preset.widths
     ours = NeuralEF(k, steps=preset.steps, seed=seed, progress=False)
     yield "shared", ours, SharedCNN(k + ours.oversample, widths=widths, seed=seed)
@@ -175,7 +175,7 @@ def networks(preset: Preset, k: int, seed: int, first: bool) -> Iterator[tuple[s
 def solve_draw(
     preset: Preset, digits: Digits, seed: int, marginalize: bool, first: bool, report: Report
 ) -> tuple[dict[str, Any], FeatureGram, Projection, Projection]:
-    """One draw of the kernel: exact functions, and networks trained in every way."""
+    """One draw of the kernel: exact functions, and networks trained by every method."""
     kernel = cnn_kernel(preset, seed, marginalize)
     (gram, test), seconds = timed(lambda: (kernel.gram(digits.train), kernel.gram(digits.test)))
     report(f"kernel {seed}{' (marginal)' if marginalize else ''}: {seconds:.1f} s")
@@ -203,7 +203,7 @@ def solve_draw(
 def more_functions(
     preset: Preset, digits: Digits, gram: Gram, exact: Projection, seed: int, report: Report
 ) -> dict[str, Any]:
-    """The same kernel with more functions, exact and by one shared trunk."""
+    """The same kernel with more functions, exact and by one shared network."""
     found: dict[str, Any] = {}
     for k in preset.more:
         solver = NeuralEF(k, steps=preset.steps, batch_size=512, seed=seed, progress=False)
@@ -214,7 +214,7 @@ def more_functions(
             "exact": judge(top, top, digits, seed),
             "shared": judge(ours, top, digits, seed),
         }
-        both = [found[str(k)][way]["accuracy"]["multinomial"] for way in ("exact", "shared")]
+        both = [found[str(k)][method]["accuracy"]["multinomial"] for method in ("exact", "shared")]
         report(f"k = {k}: exact {both[0]:.2%}, shared {both[1]:.2%}")
     return found
 
@@ -299,7 +299,8 @@ def summary(measured: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind, draws in (("samples", measured["draws"]), ("marginal", measured["marginal"])):
         exact, ours = (
-            [draw[way]["accuracy"]["multinomial"] for draw in draws] for way in ("exact", "shared")
+            [draw[method]["accuracy"]["multinomial"] for draw in draws]
+            for method in ("exact", "shared")
         )
         found[kind] = {
             "exact": exact,

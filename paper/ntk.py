@@ -1,7 +1,7 @@
-"""Figs. 5 and 6 of the paper: the tangent kernel of a ResNet that tells airplanes from cars.
+"""Figs. 5 and 6 of the paper: the tangent kernel of a ResNet classifier of airplanes and cars.
 
 The exact eigenfunctions are at hand, by streaming Jacobians, as the paper could not have them: they
-are the truth that every method is measured against, and the teacher of the best network.
+are the truth that every method is measured against, and the target of the best network.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from paper.metrics import clustering_accuracy, relative_error, subspace_overlap
 from paper.scale import measure_scale, read_classifier
 
 Report = Callable[[str], None]
+# the paper's has a network a function in float32, and other steps
+PUBLISHED = "paper's objective, shared network, bfloat16"
 MATRIX = 128  # test images whose kernel matrix is compared
 SHOWN = 64  # of them drawn
-OVERSAMPLE = 6  # more functions taught than kept
+OVERSAMPLE = 6  # functions trained beyond those that are kept
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Preset:
     steps: int
     copies: int
     repeats: int
-    lesson_steps: int
+    distill_steps: int
     draws: int
     scale_images: int
     scale_samples: int
@@ -64,12 +66,12 @@ class Preset:
 PRESETS = {
     "quick": Preset(
         images=384, test_images=200, depth=8, width=8, epochs=8, weight_decay=5e-4, k=5,
-        samples=128, steps=60, copies=2, repeats=2, lesson_steps=60, draws=5,
+        samples=128, steps=60, copies=2, repeats=2, distill_steps=60, draws=5,
         scale_images=64, scale_samples=64, scale_pairs=5, may_stand_in=True,
     ),
     "paper": Preset(
         images=10000, test_images=2000, depth=20, width=16, epochs=60, weight_decay=2e-3, k=10,
-        samples=4096, steps=4000, copies=30, repeats=10, lesson_steps=10000, draws=40,
+        samples=4096, steps=4000, copies=30, repeats=10, distill_steps=10000, draws=40,
         scale_images=50000, scale_samples=4096, scale_pairs=100,
     ),
 }  # fmt: skip
@@ -111,7 +113,7 @@ def judge(
         ),
         "k_means": k_means(psi * root, images.test_labels, seed),
         "k_means_unscaled": k_means(psi, images.test_labels, seed),
-        "matrix": _picture(matrix),
+        "matrix": _excerpt(matrix),
     }
 
 
@@ -121,7 +123,7 @@ def matrix_images(images: Images) -> Tensor:
     return images.test[:MATRIX][order]
 
 
-def _picture(matrix: Tensor) -> list[list[float]]:
+def _excerpt(matrix: Tensor) -> list[list[float]]:
     """A part of a kernel matrix, evenly spread over the images and rounded for the figure."""
     step = max(1, len(matrix) // SHOWN)
     return [[float(f"{v:.4g}") for v in row] for row in matrix[::step, ::step].tolist()]
@@ -131,15 +133,15 @@ def random_features(
     model: nn.Module, truth: Tensor, images: Images, preset: Preset, seed: int
 ) -> dict[str, Any]:
     """As many random features as eigenfunctions, over many draws."""
-    clusters, errors, picture = [], [], None
+    clusters, errors, shown = [], [], None
     some = matrix_images(images)
     for draw in range(preset.draws):
         kernel = NTK(model, samples=preset.k, seed=1000 * (seed + 1) + draw)
         clusters.append(k_means(kernel.features(images.test), images.test_labels, seed))
         matrix = kernel(some, some)
         errors.append(relative_error(matrix, truth))
-        picture = picture or _picture(matrix)
-    return {"k_means": clusters, "kernel_error": errors, "matrix": picture}
+        shown = shown or _excerpt(matrix)
+    return {"k_means": clusters, "kernel_error": errors, "matrix": shown}
 
 
 class Both(nn.Module):
@@ -154,10 +156,10 @@ class Both(nn.Module):
         return self.first(x) + self.second(x)
 
 
-def ways(
-    classifier: nn.Module, teacher: Spectrum, preset: Preset, seed: int
+def methods(
+    classifier: nn.Module, target: Spectrum, preset: Preset, seed: int
 ) -> dict[str, tuple[TrainedSolver, nn.Module]]:
-    """Every way to train a network for the kernel's eigenfunctions: its solver and network."""
+    """Every method that trains a network for the eigenfunctions: its solver and network."""
     k = preset.k
     common: dict[str, Any] = {
         "seed": seed, "progress": False, "precision": "bfloat16", "capture": True,
@@ -168,42 +170,42 @@ def ways(
         oversample=0, refine=False, **common,
     )  # fmt: skip
     evenly = Distill(
-        k, teacher=teacher, augment=crop_and_flip, copies=preset.copies,
-        steps=preset.lesson_steps, weighting=0.5, learning_rate=2e-3, **common,
+        k, teacher=target, augment=crop_and_flip, copies=preset.copies,
+        steps=preset.distill_steps, weighting=0.5, learning_rate=2e-3, **common,
     )  # fmt: skip
-    taught = dataclasses.replace(evenly, repeats=preset.repeats)
+    distilled = dataclasses.replace(evenly, repeats=preset.repeats)
 
     def own(heads: int, normalize: bool = True) -> nn.Module:
         return SharedResNet(heads, preset.depth, 2 * preset.width, normalize=normalize, seed=seed)
 
     def started() -> nn.Module:
-        return Pretrained(classifier, teacher.k, normalize=False, seed=seed)
+        return Pretrained(classifier, target.k, normalize=False, seed=seed)
 
     return {
-        "paper": (published, own(k)),
+        PUBLISHED: (published, own(k)),
         "neuralef": (ours, own(k + ours.oversample)),
-        "distilled evenly": (evenly, own(teacher.k, normalize=False)),
-        "distilled": (taught, own(teacher.k, normalize=False)),
-        "distilled, from the classifier": (taught, started()),
-        "distilled, both trunks": (taught, Both(own(teacher.k, normalize=False), started())),
+        "distilled evenly": (evenly, own(target.k, normalize=False)),
+        "distilled": (distilled, own(target.k, normalize=False)),
+        "distilled, from the classifier": (distilled, started()),
+        "distilled, both networks": (distilled, Both(own(target.k, normalize=False), started())),
     }
 
 
 def solve_all(
-    classifier: nn.Module, model: nn.Module, teacher: Spectrum, images: Images, truth: Tensor,
+    classifier: nn.Module, model: nn.Module, target: Spectrum, images: Images, truth: Tensor,
     preset: Preset, seed: int, report: Report,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train in every way, and judge what comes out."""
-    x, exact = images.train, teacher.truncate(preset.k)
+    """Train by every method, and judge what comes out."""
+    x, exact = images.train, target.truncate(preset.k)
     sampled, seconds = timed(NTK(model, samples=preset.samples, seed=seed).gram, x)
     report(f"features: {seconds:.1f} s")
     grams = {"NeuralEF": sampled, "Distill": NTK(model).gram(x)}
-    # no network is taught on these, and they have no labels: they may choose between networks
+    # no network is trained on these, and they have no labels: they may choose between networks
     unseen = crop_and_flip(x, torch.Generator(x.device).manual_seed(seed + 1))
     with torch.no_grad():
         wanted = exact.features(unseen)
     found = {}
-    for name, (solver, network) in ways(classifier, teacher, preset, seed).items():
+    for name, (solver, network) in methods(classifier, target, preset, seed).items():
         gram = grams[type(solver).__name__]
         # channels last is twice as fast in bfloat16
         network = network.to(x.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -263,7 +265,7 @@ def run(
 
 
 def measure(preset: Preset, images: Images, seed: int, report: Report) -> dict[str, Any]:
-    """The two-class study: the classifier, its exact spectrum, and every way to learn it."""
+    """The two-class study: the classifier, its exact spectrum, and every method that learns it."""
     classifier = ResNet(preset.depth, preset.width, outputs=1, seed=seed).to(images.train.device)
 
     def fit() -> None:
@@ -289,16 +291,16 @@ def measure(preset: Preset, images: Images, seed: int, report: Report) -> dict[s
     with torch.no_grad():
         truth = NTK(model)(some, some)
     solver = Subspace(preset.k + OVERSAMPLE, tolerance=1e-5, iterations=40, seed=seed)
-    teacher, seconds = timed(solver.solve, NTK(model).gram(images.train))
-    exact = teacher.truncate(preset.k)
+    target, seconds = timed(solver.solve, NTK(model).gram(images.train))
+    exact = target.truncate(preset.k)
     measured["exact"] = judge(exact, exact, truth, images, seed) | {"seconds": seconds}
     report(f"exact: {seconds:.1f} s, K-means {measured['exact']['k_means']:.4f}")
-    measured["truth"] = {"matrix": _picture(truth)}
+    measured["truth"] = {"matrix": _excerpt(truth)}
     measured["random features"] = random_features(model, truth, images, preset, seed)
     measured["pixels"] = {"k_means": k_means(images.test, images.test_labels, seed)}
-    methods = solve_all(classifier, model, teacher, images, truth, preset, seed, report)
-    measured["methods"] = methods
-    measured["chosen"] = min(methods, key=lambda name: methods[name]["unseen_error"])
+    found = solve_all(classifier, model, target, images, truth, preset, seed, report)
+    measured["methods"] = found
+    measured["chosen"] = min(found, key=lambda name: found[name]["unseen_error"])
     return measured
 
 

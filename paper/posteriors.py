@@ -19,7 +19,7 @@ from neuralef.report import timed
 from neuralef.solvers import Distill, NeuralEF, Subspace, TrainedSolver
 from neuralef.spectrum import Spectrum
 
-OVERSAMPLE = 16  # functions taught beyond those that are kept
+OVERSAMPLE = 16  # functions trained beyond those that are kept
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 # (functions, normalize, seed) ↦ a network
 MakeNetwork = Callable[[int, bool, int], nn.Module]
@@ -27,15 +27,15 @@ MakeNetwork = Callable[[int, bool, int], nn.Module]
 
 @dataclass(frozen=True)
 class Case:
-    """A trained classifier with the points of its training, its test, and those of another kind."""
+    """A trained classifier with the points of its training, its test, and OOD ones."""
 
     model: nn.Module
     x: Tensor
     labels: Tensor
     test: Tensor
     test_labels: Tensor
-    outside: Tensor
-    trunks: dict[str, MakeNetwork]  # for so many functions; NeuralEF trains the first
+    ood: Tensor
+    networks: dict[str, MakeNetwork]  # separate ones; NeuralEF trains the first
     published: MakeNetwork  # as the paper has it, a network a function
     augment: Augment
 
@@ -50,12 +50,12 @@ class Settings:
     """How large the spectra are and how long networks train."""
 
     k: int  # functions of a head, and of what is distilled
-    trunk_k: int
+    separate_k: int
     most: int  # functions of the largest exact spectrum
     samples: int
     sampled_k: int  # functions of the spectrum of sampled features
     steps: int
-    lesson_steps: int
+    distill_steps: int
     copies: int
     head_steps: int
     refine_points: int
@@ -64,14 +64,14 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taught(Distill):
-    """Distillation whose lessons are made already: several networks learn from them."""
+class PreparedDistill(Distill):
+    """Distillation whose targets are made already: several networks are fit to them."""
 
     made: FeatureGram | None = field(default=None, compare=False, repr=False)
 
     def settings(self) -> dict[str, Any]:
-        """The settings, without the lessons."""
-        return super(Taught, dataclasses.replace(self, made=None)).settings()
+        """The settings, without the targets."""
+        return super(PreparedDistill, dataclasses.replace(self, made=None)).settings()
 
     def targets(self, gram: Gram) -> Gram:
         """Those that were made."""
@@ -79,7 +79,7 @@ class Taught(Distill):
         return self.made
 
 
-class Bench:
+class SharedComputations:
     """What the posteriors of one case share, each made once and timed."""
 
     def __init__(
@@ -116,19 +116,21 @@ class Bench:
         )
 
     @cached_property
-    def teacher(self) -> Spectrum:
-        """As many exact functions as are taught."""
+    def target(self) -> Spectrum:
+        """As many exact functions as networks are fit to."""
         return self.exact.truncate(min(self.settings.k + OVERSAMPLE, self.exact.k))
 
     @cached_property
-    def lessons(self) -> FeatureGram:
-        """The teacher's functions at the training points and at augmented copies of them."""
-        s, teacher, case = self.settings, self.teacher, self.case
+    def distillation_targets(self) -> FeatureGram:
+        """The exact functions at the training points and at augmented copies of them."""
+        s, case = self.settings, self.case
         maker = Distill(
-            s.k, teacher=teacher, augment=case.augment, copies=s.copies, weighting=0.5,
+            s.k, teacher=self.target, augment=case.augment, copies=s.copies, weighting=0.5,
             seed=self.seed,
         )  # fmt: skip
-        return self._made("lessons", lambda: maker.targets(NTK(self.folded).gram(case.x)))
+        return self._made(
+            "distillation targets", lambda: maker.targets(NTK(self.folded).gram(case.x))
+        )
 
     @cached_property
     def sampled(self) -> Gram:
@@ -173,11 +175,11 @@ class Bench:
         head.standardize(self.case.x)
         return head
 
-    def taught(self, network: nn.Module, steps: int, seed: int) -> Spectrum:
-        """A network that learns the exact functions at augmented points."""
-        solver = Taught(
-            k=self.settings.k, teacher=self.teacher, made=self.lessons, steps=steps, weighting=0.5,
-            learning_rate=2e-3, **self.common(seed),
+    def distilled(self, network: nn.Module, steps: int, seed: int) -> Spectrum:
+        """A network fit to the exact functions at augmented points."""
+        solver = PreparedDistill(
+            k=self.settings.k, teacher=self.target, made=self.distillation_targets, steps=steps,
+            weighting=0.5, learning_rate=2e-3, **self.common(seed),
         )  # fmt: skip
         return self.train(solver, self.some, network)
 

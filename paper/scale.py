@@ -47,7 +47,7 @@ def measure_scale(
     data: str | None = None,
     synthetic: bool = False,
 ) -> dict[str, Any]:
-    """Seconds for sampled features in two ways, and for the exact top pairs of the whole kernel."""
+    """Seconds for sampled features, made twice, and for the exact top pairs of the whole kernel."""
     if synthetic:
         images, _ = stand_ins("cifar10", "train", preset.scale_images)
     else:

@@ -18,20 +18,20 @@ from torch import Tensor
 
 from neuralef.report import environment, scores, timed, write_figure, write_result
 from neuralef.trajectory import SWA, TrajectoryPosterior, TrajectoryRecorder, expected
+from paper.cache import ResultCache
 from paper.cifar import normalised
 from paper.data import CORRUPTIONS, corrupt, gratings, read_frost, read_images
 from paper.data.corruptions.write import own_seed
 from paper.data.sets import given_root
 from paper.device import tuned_convolutions
 from paper.iterates import Images, Iterates, Settings
-from paper.ledger import Ledger
 
 Report = Callable[[str], None]
 SEVERITIES = range(1, 6)
 SIZES = (500, 1000, 2500, 5000, 10000)  # of batches, of which the fastest is plain inference
 UNDER_CORRUPTIONS = (
-    "SGD", "SWA", "SWAG", "SWA + NeuralEF", "learnt mean + NeuralEF", "wide mean + NeuralEF",
-    "learnt mean + NeuralEF + tail", "wide mean + NeuralEF + tail",
+    "SGD", "SWA", "SWAG", "SWA + NeuralEF", "distilled mean + NeuralEF", "wide mean + NeuralEF",
+    "distilled mean + NeuralEF + residual", "wide mean + NeuralEF + residual",
 )  # fmt: skip
 
 
@@ -156,23 +156,23 @@ def by_samples(run: Iterates, samples: tuple[int, ...], report: Report) -> list[
     for count in (count for count in samples if count <= run.train.count):
         mean, features = run.exact(count)
         gram = run.train.gram(samples=count)
-        posterior, learnt = (
+        posterior, distilled = (
             TrajectoryPosterior(model, run.spectrum(gram, model))
-            for model in (run.average.model, run.learnt)
+            for model in (run.average.model, run.distilled)
         )
         p = {
             "SWA + exact top functions": expected(swa, features, True),
             "mean + exact top functions": expected(mean, features, True),
             "SWA + NeuralEF": posterior.predict_proba(images.test),
-            "learnt mean + NeuralEF": learnt.predict_proba(images.test),
+            "distilled mean + NeuralEF": distilled.predict_proba(images.test),
         }
         path = run.folder / "posterior.safetensors"
         posterior.save(path)
         found.append({
             "samples": count, "bytes": path.stat().st_size,
-            "ways": {name: scores(value, images.test_labels) for name, value in p.items()},
+            "methods": {name: scores(value, images.test_labels) for name, value in p.items()},
         })  # fmt: skip
-        nll = {name: round(way["nll"], 4) for name, way in found[-1]["ways"].items()}
+        nll = {name: round(method["nll"], 4) for name, method in found[-1]["methods"].items()}
         report(f"  {count} functions: NLL {nll}")
     return found
 
@@ -198,7 +198,7 @@ def under_corruptions(
                 kept = {key: round(score[key], 5) for key in ("nll", "ece", "accuracy")}
                 found[name].setdefault(corruption, []).append(kept)
         report(f"  {corruption}")
-    return {"source": "regenerated", "images": count, "left out": left_out, "ways": found}
+    return {"source": "regenerated", "images": count, "left out": left_out, "methods": found}
 
 
 def one(
@@ -212,7 +212,7 @@ def one(
     report(f"  {run.train.count} functions and {run.train.weights.count} weights recorded")
     found: dict[str, Any] = {"seed": seed + number, "functions": run.train.count}
     found["weights"] = run.train.weights.count
-    found["ways"] = judge(run)
+    found["methods"] = judge(run)
     found["storage"], found["rates"] = storage(run), rates(run)
     found["explained"], found["mean_errors"] = run.explained(), run.mean_errors()
     found["attainable_ece"] = attainable(run)
@@ -226,25 +226,25 @@ def one(
 
 def everything(
     preset: Preset, out: Path, device: str, seed: int, report: Report, data: str | None,
-    frost: list[Tensor] | None, ledger: Ledger,
+    frost: list[Tensor] | None, cache: ResultCache,
 ) -> Iterator[tuple[str, dict[str, Any]]]:  # fmt: skip
-    """The results of all depths and seeds; what the ledger has is not done again."""
+    """The results of all depths and seeds; what the cache has is not done again."""
     images = None
     for depth, seeds in preset.every.items():
         for number in range(len(seeds)):
             key = f"ResNet-{depth} | {seed + number}"
             folder = out / f"resnet{depth}-{seed + number}"
-            if key not in ledger:
+            if key not in cache:
                 images = images or read(preset, data, device, seed)
-                ledger.start()  # an interrupted training must not go on with other settings
+                cache.start()  # an interrupted training must not go on with other settings
                 report(key)
                 made = one(images, preset, depth, number, seed, folder, frost, report)
-                ledger.write(key, made, f"ResNet-{depth}", {})
-            # gigabytes of values, which have served their turn once the ledger is written
+                cache.write(key, made, f"ResNet-{depth}", {})
+            # gigabytes of values, which have served their turn once the cache is written
             shutil.rmtree(folder, ignore_errors=True)
-            record = ledger[key]
-            for name, way in record["ways"].items():
-                report(f"{key} | {name}: NLL {way['nll']:.4f}, ECE {way['ece']:.4f}")
+            record = cache[key]
+            for name, method in record["methods"].items():
+                report(f"{key} | {name}: NLL {method['nll']:.4f}, ECE {method['ece']:.4f}")
             yield f"ResNet-{depth}", record
 
 
@@ -262,18 +262,18 @@ def run(
     chosen = PRESETS[preset]
     config = asdict(chosen) | {"seed": seed}
     frost = photographs(data)
-    ledger = Ledger(out / "parts.json", config, environment(device))
+    cache = ResultCache(out / "parts.json", config, environment(device))
     measured: dict[str, Any] = {}
     with tuned_convolutions():
-        parts = everything(chosen, out, device, seed, report, data, frost, ledger)
+        parts = everything(chosen, out, device, seed, report, data, frost, cache)
         for name, record in parts:
             measured.setdefault(name, {"seeds": []})["seeds"].append(record)
     result = write_result(
         out, "trajectory", preset=preset, config=config, measured=measured,
-        paper={"appendix": "C.3", "functions": 4000, "weights": 50}, environment=ledger.environment,
+        paper={"appendix": "C.3", "functions": 4000, "weights": 50}, environment=cache.environment,
     )  # fmt: skip
     for name, figure in plots.trajectory_figures(result).items():
         write_figure(out, name, figure)
-    ledger.path.unlink(missing_ok=True)
+    cache.path.unlink(missing_ok=True)
     torch.cuda.empty_cache()
     return result

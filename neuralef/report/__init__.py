@@ -1,13 +1,13 @@
 """What a run leaves behind: its record, tables and figures."""
 
-from neuralef.report.calibration import BINS, interval_scores, picture, scores
-from neuralef.report.figures import INSIDE, OUTSIDE, coverage, entropies, ladder, panel, reliability
+from neuralef.report.calibration import BINS, curves, interval_scores, scores
+from neuralef.report.figures import OOD, TEST, coverage, entropies, ladder, panel, reliability
 from neuralef.report.record import KEYS, environment, read_result, timed, write_figure, write_result
 from neuralef.report.tables import lines_of, make_table, number
 from neuralef.serialization.files import check_writable, write_json
 
 __all__ = [
-    "BINS", "INSIDE", "KEYS", "OUTSIDE", "check_writable", "coverage", "entropies", "environment",
-    "interval_scores", "ladder", "lines_of", "make_table", "number", "panel", "picture",
+    "BINS", "KEYS", "OOD", "TEST", "check_writable", "coverage", "curves", "entropies",
+    "environment", "interval_scores", "ladder", "lines_of", "make_table", "number", "panel",
     "read_result", "reliability", "scores", "timed", "write_figure", "write_json", "write_result",
 ]  # fmt: skip

@@ -14,11 +14,11 @@ BINS = 40  # of the histograms of entropy
 LEVELS = tuple(i / 20 for i in range(1, 20))  # of intervals whose coverage is counted
 
 
-def scores(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[str, float]:
-    """Every measure of class probabilities p (n, c); `outside` are those of foreign points."""
+def scores(p: Tensor, labels: Tensor, ood: Tensor | None = None) -> dict[str, float]:
+    """Every measure of class probabilities p (n, c); `ood` are those of OOD points."""
     found = {measure.__name__: measure(p, labels) for measure in (nll, accuracy, ece, brier)}
-    if outside is not None:
-        inner, outer = entropy(p), entropy(outside)
+    if ood is not None:
+        inner, outer = entropy(p), entropy(ood)
         found |= {measure.__name__: measure(inner, outer) for measure in (auroc, aupr)}
     return found
 
@@ -36,7 +36,7 @@ def interval_scores(found: Gaussian, y: Tensor, noise: Tensor) -> dict[str, Any]
     }  # fmt: skip
 
 
-def picture(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[str, Any]:
+def curves(p: Tensor, labels: Tensor, ood: Tensor | None = None) -> dict[str, Any]:
     """A reliability diagram and histograms of entropy, as numbers."""
     top = math.log(p.shape[1])
     bins = zip(("confidence", "accuracy", "share"), reliability(p, labels), strict=True)
@@ -45,8 +45,11 @@ def picture(p: Tensor, labels: Tensor, outside: Tensor | None = None) -> dict[st
         for name, values in bins
     }
     found["highest_entropy"] = top
-    for name, probabilities in (("inside", p), ("outside", outside)):
+    for name, probabilities in (("test", p), ("ood", ood)):
         if probabilities is not None:
             values = entropy(probabilities).float().cpu().clamp(0, top)
             found[name] = torch.histc(values, BINS, 0, top).int().tolist()
     return found
+
+
+picture = curves  # the name that `neuralef laplace` still imports

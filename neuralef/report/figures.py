@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 OURS, OTHER = "#1b6ca8", "#d1495b"
-INSIDE, OUTSIDE = OURS, OTHER
+TEST, OOD = OURS, OTHER
 KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
 COLUMNS = 4  # panels in a row
 WIDEST = 32  # letters of a name over a panel before it takes another line
@@ -47,7 +47,7 @@ def _by_pair(axes: Axes, title: str, values: dict[str, Any], **looks: tuple[str,
 
 
 def demo(result: dict[str, Any]) -> dict[str, Figure]:
-    """The two kernels of the demo: eigenfunctions, eigenvalues, and errors told apart."""
+    """The two kernels of the demo: eigenfunctions, eigenvalues, and both errors."""
     figure = Figure(figsize=(11, 7.2), layout="constrained")
     rows = figure.subplots(2, 3, gridspec_kw={"width_ratios": [1.7, 1, 1]})
     for (left, middle, right), (name, case) in zip(rows, result["measured"].items(), strict=True):
@@ -82,25 +82,25 @@ def fit(result: dict[str, Any]) -> dict[str, Figure]:
     return {"spectrum": figure}
 
 
-def reliability(pictures: dict[str, dict[str, Any]]) -> Figure:
-    """Accuracy against confidence for each posterior; on the diagonal it knows what it knows."""
-    figure, panels = _panels(list(pictures), "confidence", "accuracy")
-    for axes, found in zip(panels, pictures.values(), strict=True):
+def reliability(curves: dict[str, dict[str, Any]]) -> Figure:
+    """Accuracy against confidence for each posterior; on the diagonal it is calibrated."""
+    figure, panels = _panels(list(curves), "confidence", "accuracy")
+    for axes, found in zip(panels, curves.values(), strict=True):
         bins = (found[key] for key in ("confidence", "accuracy", "share"))
         confidence, accuracy, share = np.array([bin for bin in zip(*bins, strict=True) if bin[2]]).T
         axes.plot([0, 1], [0, 1], color="0.8", lw=1)
-        axes.vlines(confidence, confidence, accuracy, color=OUTSIDE, lw=1.5, alpha=0.6)
-        axes.scatter(confidence, accuracy, s=4 + 120 * share, color=INSIDE, zorder=3)
+        axes.vlines(confidence, confidence, accuracy, color=OOD, lw=1.5, alpha=0.6)
+        axes.scatter(confidence, accuracy, s=4 + 120 * share, color=TEST, zorder=3)
         axes.set(xlim=(0, 1.03), ylim=(0, 1.03))
     return figure
 
 
-def entropies(pictures: dict[str, dict[str, Any]], inside: str, outside: str) -> Figure:
-    """The predictive entropy of each posterior at points like its data, and at OOD ones."""
-    figure, panels = _panels(list(pictures), "predictive entropy", "density")
-    for axes, found in zip(panels, pictures.values(), strict=True):
-        edges = np.linspace(0, found["highest_entropy"], len(found["inside"]) + 1)
-        for key, label, color in (("inside", inside, INSIDE), ("outside", outside, OUTSIDE)):
+def entropies(curves: dict[str, dict[str, Any]], test: str, ood: str) -> Figure:
+    """The predictive entropy of each posterior at test and at OOD points."""
+    figure, panels = _panels(list(curves), "predictive entropy", "density")
+    for axes, found in zip(panels, curves.values(), strict=True):
+        edges = np.linspace(0, found["highest_entropy"], len(found["test"]) + 1)
+        for key, label, color in (("test", test, TEST), ("ood", ood, OOD)):
             if key in found:
                 counts = np.array(found[key], dtype=float)
                 density = counts / max(counts.sum(), 1) / (edges[1] - edges[0])
@@ -110,12 +110,12 @@ def entropies(pictures: dict[str, dict[str, Any]], inside: str, outside: str) ->
     return figure
 
 
-def coverage(ways: dict[str, Any]) -> Figure:
+def coverage(methods: dict[str, Any]) -> Figure:
     """How many targets lie in intervals that should hold so many: of the model, the posterior."""
     figure = Figure(figsize=(3.6, 3.4), layout="constrained")
     axes = panel(figure.subplots(), "intervals", "should hold", "hold")
     axes.plot([0, 1], [0, 1], color="0.8", lw=1)
-    for color, (name, found) in zip((OUTSIDE, INSIDE), ways.items(), strict=True):
+    for color, (name, found) in zip((OTHER, OURS), methods.items(), strict=True):
         axes.plot(found["levels"], found["coverage"], "o-", ms=3, color=color, label=name)
     axes.legend(frameon=False, loc="upper left")
     axes.set(xlim=(0, 1), ylim=(0, 1))
@@ -138,8 +138,8 @@ def posterior(result: dict[str, Any]) -> dict[str, Figure]:
     found = {name: result["measured"][name] for name in ("model", "posterior")}
     if result["config"]["likelihood"] == "regression":
         return {"reliability": coverage(found)}
-    drawn = {name: part["picture"] for name, part in found.items()}
-    return {"reliability": reliability(drawn), "entropy": entropies(drawn, "test", "outside")}
+    drawn = {name: part.get("curves") or part["picture"] for name, part in found.items()}
+    return {"reliability": reliability(drawn), "entropy": entropies(drawn, "test", "OOD")}
 
 
 FIGURES = {"demo": demo, "fit": fit, "posterior": posterior}

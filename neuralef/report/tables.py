@@ -31,7 +31,7 @@ def _interval(certificate: dict[str, Any], j: int) -> str:
 
 
 def demo(result: dict[str, Any]) -> Iterator[Table | str]:
-    """For each kernel: eigenvalues three ways, errors told apart, residuals and certificates."""
+    """For each kernel: three kinds of eigenvalues, both errors, residuals and certificates."""
     columns = (
         "j", "μ truth", "μ sample", "μ found", "ours", "sampling", "residual", "on fresh points",
     )  # fmt: skip
@@ -96,8 +96,8 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
         chosen += f", noise σ² = {measured['noise']:.3g}"
         for name in names:
             held = dict(zip(measured[name]["levels"], measured[name]["coverage"], strict=True))
-            told = f"hold {held[0.5]:.1%} / {held[0.95]:.1%}"
-            yield f"{name}: intervals that should hold 50 / 95 % {told}"
+            shares = f"hold {held[0.5]:.1%} / {held[0.95]:.1%}"
+            yield f"{name}: intervals that should hold 50 / 95 % {shares}"
     how = "the held-out points" if result["config"]["tune"] else "the evidence"
     if measured["predictive"]:  # a regression has none
         how += f", predictive {measured['predictive']}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+# what the studies of networks run of the paper's method
+PUBLISHED = "paper's objective, shared network, bfloat16"
 LABELS = {
     "truth": "truth (quadrature)",
     "exact": "exact",
@@ -21,7 +23,8 @@ LABELS = {
     "distilled evenly": "distilled, all copies alike",
     "distilled": "distilled",
     "distilled, from the classifier": "distilled, from the classifier",
-    "distilled, both trunks": "distilled, both trunks",
+    "distilled, both networks": "distilled, both networks",
+    PUBLISHED: PUBLISHED,
 }
 COLORS = {
     "truth": "#222222",
@@ -39,7 +42,8 @@ COLORS = {
     "distilled evenly": "#9ccfad",
     "distilled": "#4f9d69",
     "distilled, from the classifier": "#2a6f4e",
-    "distilled, both trunks": "#b07d12",
+    "distilled, both networks": "#b07d12",
+    PUBLISHED: "#d1495b",
 }
 
 

@@ -1,4 +1,4 @@
-"""Pictures of calibration: reliability, entropies inside and outside, points in the plane."""
+"""Figures of calibration: reliability, entropies of test and OOD points, points in the plane."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from neuralef.report import entropies, panel, reliability
 from paper.plots.base import dots
 
 CLASSES = ("#1b6ca8", "#d1495b")
-MEASURES = {"nll": "NLL", "ece": "ECE (dotted: chance)", "auroc": "AUROC of foreign points"}
-# of posteriors, by how their names begin; the rivals have the last
+MEASURES = {"nll": "NLL", "ece": "ECE (dotted: chance)", "auroc": "AUROC of OOD points"}
+# of posteriors, by how their names begin; the baselines have the last
 FAMILIES = {
     "MAP": "#8c8c8c", "temperature": "#8c8c8c", "exact": "#222222", "sampled": "#222222",
     "NeuralEF": "#1b6ca8", "distilled": "#4f9d69", "paper": "#d1495b", "": "#b07d12",
@@ -41,16 +41,16 @@ def uncertainty(plane: dict[str, Any]) -> Figure:
 
 def laplace_scores(case: str, measured: dict[str, Any]) -> Figure:
     """What each posterior scores, tuned on held-out points, and what a prediction costs."""
-    ways: dict[str, list[dict[str, Any]]] = measured["ways"]
+    methods: dict[str, list[dict[str, Any]]] = measured["methods"]
     colors = {
         name: next(color for start, color in FAMILIES.items() if name.startswith(start))
-        for name in ways
+        for name in methods
     }
-    figure = Figure(figsize=(12, 0.28 * len(ways) + 1.2), layout="constrained")
+    figure = Figure(figsize=(12, 0.28 * len(methods) + 1.2), layout="constrained")
     panels = figure.subplots(1, len(MEASURES) + 1, sharey=True)
     for axes, (key, label) in zip(panels, MEASURES.items(), strict=False):
         panel(axes, case if key == "nll" else "", label)
-        found = {name: [seed["mean"][key] for seed in seeds] for name, seeds in ways.items()}
+        found = {name: [seed["mean"][key] for seed in seeds] for name, seeds in methods.items()}
         dots(axes, found, colors)
         axes.locator_params(axis="x", nbins=5)
         # of probabilities that are right, tuned and scored like these
@@ -63,7 +63,7 @@ def laplace_scores(case: str, measured: dict[str, Any]) -> Figure:
     times_panel.set_xscale("log")
     times = {
         name: [seed["test_seconds"] / seed["model_seconds"] for seed in seeds]
-        for name, seeds in ways.items()
+        for name, seeds in methods.items()
     }
     dots(times_panel, times, colors)
     top = max(max(values) for values in times.values())
@@ -76,7 +76,7 @@ def laplace_scores(case: str, measured: dict[str, Any]) -> Figure:
 
 
 def _cut(axes: Axes, found: dict[str, list[float]], least: float) -> None:
-    """Leave out rows so far to the right that all others would be one; their numbers are told.
+    """Leave out rows so far to the right that all others would be one; their numbers are written.
 
     `least` is shown in any case.
     """
@@ -100,12 +100,12 @@ def laplace_figures(result: dict[str, Any]) -> dict[str, Figure]:
     """All figures of the study, by the names of their files."""
     figures = {}
     for case, measured in result["measured"].items():
-        pictures = {name: seeds[0]["picture"] for name, seeds in measured["ways"].items()}
+        curves = {name: seeds[0]["curves"] for name, seeds in measured["methods"].items()}
         stem = case.lower().replace("-", "_")
-        inside, outside = ("CIFAR-10", "SVHN") if "plane" not in measured else ("near", "far")
+        test, ood = ("CIFAR-10", "SVHN") if "plane" not in measured else ("near", "far")
         figures[f"{stem}_scores"] = laplace_scores(case, measured)
-        figures[f"{stem}_reliability"] = reliability(pictures)
-        figures[f"{stem}_entropy"] = entropies(pictures, inside, outside)
+        figures[f"{stem}_reliability"] = reliability(curves)
+        figures[f"{stem}_entropy"] = entropies(curves, test, ood)
         if "plane" in measured:
             figures[f"{stem}_uncertainty"] = uncertainty(measured["plane"])
     return figures

@@ -79,10 +79,10 @@ def mnist_accuracy(result: dict[str, Any]) -> Figure:
     left.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
     left.invert_yaxis()
     panel(right, "1 − test cosine with the exact", "eigenpair j")
-    for way, color in (("shared", COLORS["neuralef"]), ("shared, paper's objective", "#d1495b")):
+    for method, color in (("shared", COLORS["neuralef"]), ("shared, paper's objective", "#d1495b")):
         for number, draw in enumerate(measured["draws"]):
-            found = draw[way]["test_cosines"]
-            label = way if number == 0 else None
+            found = draw[method]["test_cosines"]
+            label = method if number == 0 else None
             gap = 1 - np.array(found)
             right.semilogy(range(1, len(found) + 1), gap, "o-", ms=3, color=color, label=label)
     right.legend(frameon=False, fontsize=8)
@@ -93,14 +93,16 @@ def _accuracies(measured: dict[str, Any]) -> list[tuple[str, list[float], str]]:
     rows = []
     names = {
         "exact": ("exact", "#222222"),
-        "shared": ("one shared trunk", COLORS["neuralef"]),
+        "shared": ("one shared network", COLORS["neuralef"]),
         "dedicated": ("dedicated networks", "#7fb2d9"),
-        "shared, paper's objective": ("shared trunk, paper's objective", "#d1495b"),
+        "shared, paper's objective": ("shared network, paper's objective", "#d1495b"),
         "dedicated, paper's objective": ("dedicated networks, paper's objective", "#e8a0aa"),
     }
     for kind, title in (("draws", "CNN-GP"), ("marginal", "CNN-GP, better estimate")):
-        for way, (label, color) in names.items():
-            found = [draw[way]["accuracy"]["multinomial"] for draw in measured[kind] if way in draw]
+        for method, (label, color) in names.items():
+            found = [
+                draw[method]["accuracy"]["multinomial"] for draw in measured[kind] if method in draw
+            ]
             if found:
                 rows.append((f"{title}: {label}", found, color))
     for kernel, sizes in measured["nystrom"].items():
@@ -147,12 +149,12 @@ def figure6(result: dict[str, Any]) -> Figure:
     limit = float(np.quantile(np.abs(truth), 0.98))
     row = figure.subplots(1, len(shown))
     for axes, (name, (matrix, title)) in zip(row, shown.items(), strict=True):
-        picture = axes.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        image = axes.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
         told = stand_in(result) if name == "truth" else f"\nrelative error {errors[name]:.3f}"
         axes.set_title(f"{title}{told}", fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
-    figure.colorbar(picture, ax=row, shrink=0.8)
+    figure.colorbar(image, ax=row, shrink=0.8)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the posteriors that the iterates of a training make."""
+"""Figures of the posteriors that the iterates of a training make."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ COLORS = {
     "SWAG": "#d1495b",
     "SWAG, low rank": "#e58f9b",
     "SWA + NeuralEF": "#1b6ca8",
-    "SWA + NeuralEF, as published": "#7fb2d9",
-    "learnt mean": "#9ccfad",
-    "learnt mean + NeuralEF": "#4f9d69",
-    "learnt mean + NeuralEF + tail": "#2c5e3d",
+    "SWA + NeuralEF, paper's objective, shared network, bfloat16": "#7fb2d9",
+    "SWA + NeuralEF, paper's objective, shared network, float32": "#7fb2d9",
+    "distilled mean": "#9ccfad",
+    "distilled mean + NeuralEF": "#4f9d69",
+    "distilled mean + NeuralEF + residual": "#2c5e3d",
     "wide mean": "#c3b1d9",
     "wide mean + NeuralEF": "#7d5ba6",
-    "wide mean + NeuralEF + tail": "#43305c",
+    "wide mean + NeuralEF + residual": "#43305c",
     "SWA + exact top functions": "#555555",
     "mean + exact top functions": "#222222",
     "all recorded functions": "#b07d12",
@@ -33,13 +34,13 @@ MEASURES = {"accuracy": "accuracy (%)", "nll": "NLL", "ece": "ECE"}
 
 def trajectory_scores(case: str, seeds: list[dict[str, Any]]) -> Figure:
     """Accuracy, NLL and ECE of every posterior: a dot a seed, a line at their mean."""
-    names = list(seeds[0]["ways"])
+    names = list(seeds[0]["methods"])
     figure = Figure(figsize=(10, 0.3 * len(names) + 1.2), layout="constrained")
     panels = figure.subplots(1, len(MEASURES), sharey=True)
     for axes, (key, label) in zip(panels, MEASURES.items(), strict=True):
         panel(axes, case if key == "accuracy" else "", label)
         scale = 100 if key == "accuracy" else 1
-        dots(axes, {n: [scale * seed["ways"][n][key] for seed in seeds] for n in names}, COLORS)
+        dots(axes, {n: [scale * seed["methods"][n][key] for seed in seeds] for n in names}, COLORS)
     return figure
 
 
@@ -47,13 +48,13 @@ def corruption_boxes(found: dict[str, Any]) -> Figure:
     """NLL and ECE over the corruptions, a box for each severity and posterior."""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     panels = figure.subplots(1, 2)
-    names = list(found["ways"])
+    names = list(found["methods"])
     width = 0.8 / len(names)
     for axes, key in zip(panels, ("nll", "ece"), strict=True):
         title = f"{found['images']:,} images, {found['source']}"
         panel(axes, title if key == "nll" else "", "severity", MEASURES[key])
         for i, name in enumerate(names):
-            by_corruption = list(found["ways"][name].values())
+            by_corruption = list(found["methods"][name].values())
             boxes = [[row[s][key] for row in by_corruption] for s in range(len(by_corruption[0]))]
             where = np.arange(1, len(boxes) + 1) + (i - (len(names) - 1) / 2) * width
             axes.boxplot(
@@ -78,11 +79,11 @@ def samples_needed(seed: dict[str, Any]) -> Figure:
     panels = figure.subplots(1, 3)
     for axes, key in zip(panels, ("nll", "ece"), strict=False):
         panel(axes, "", "functions in the kernel, M", MEASURES[key])
-        for name in rows[0]["ways"]:
-            values = [row["ways"][name][key] for row in rows]
+        for name in rows[0]["methods"]:
+            values = [row["methods"][name][key] for row in rows]
             axes.plot(counts, values, "o-", ms=3, color=COLORS[name], label=name)
         for name in ("SWA", "SWAG"):
-            axes.axhline(seed["ways"][name][key], color=COLORS[name], lw=1, ls=":", label=name)
+            axes.axhline(seed["methods"][name][key], color=COLORS[name], lw=1, ls=":", label=name)
     axes = panel(panels[2], "", "functions in the kernel, M", "bytes kept")
     one = stored["one network"]
     axes.plot(counts, [one * count for count in counts], color="0.6", label="M networks")

@@ -57,13 +57,13 @@ def mnist(result: dict[str, Any]) -> Iterator[Table | str]:
     rows = []
     for kind, title in (("draws", "CNN-GP"), ("marginal", "CNN-GP, better estimate")):
         for draw in measured[kind]:
-            for way, found in draw.items():
+            for method, found in draw.items():
                 if isinstance(found, dict):
-                    name = f"{title}, draw {draw['seed']}: {way}"
+                    name = f"{title}, draw {draw['seed']}: {method}"
                     rows.append((name, str(k), *_accuracy_row(found)))
-    for count, ways in measured["more"].items():
-        for way, found in ways.items():
-            rows.append((f"CNN-GP: {way}", count, *_accuracy_row(found)))
+    for count, methods in measured["more"].items():
+        for method, found in methods.items():
+            rows.append((f"CNN-GP: {method}", count, *_accuracy_row(found)))
     for kernel, sizes in measured["nystrom"].items():
         for count, found in sizes.items():
             rows.append((f"Nyström {kernel}, {count} images", str(k), *_accuracy_row(found)))
@@ -101,17 +101,21 @@ def ntk(result: dict[str, Any]) -> Iterator[Table | str]:
         (
             name,
             *(f"{found[key]:.3f}" for key in ("eigenvalue_error", "kernel_error")),
-            f"{found['test_overlap']:.2f} ({found['train_overlap']:.2f})",
+            *(f"{found[key]:.2f}" for key in ("test_overlap", "train_overlap")),
             *(f"{100 * found[key]:.2f}" for key in ("k_means", "k_means_unscaled")),
             f"{found['seconds']:.1f}",
         )
         for name, found in {"exact": measured["exact"], **measured["methods"]}.items()
     ]
     columns = (
-        "method", "μ error", "K error", "overlap (train)", "K-means √μψ", "ψ", "seconds",
+        "method", "μ error", "K error", "test overlap", "training", "K-means √μψ", "ψ", "seconds",
     )  # fmt: skip
     yield make_table(f"top {result['config']['k']} of the tangent kernel", columns, rows)
     yield from _synthetic(result, "CIFAR-10")
+    yield (
+        "overlap, at test and at training images: mean squared cosine between the span of the "
+        "functions and that of the exact ones"
+    )
     yield f"chosen by the error on augmented images that no network saw: {measured['chosen']}"
     random, scale = measured["random features"], measured["scale"]
     yield (

@@ -18,7 +18,7 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
     columns = ("method", "NLL", "ECE", "AUROC", "NLL*", "AUROC*", "fit s", "× MAP")
     for case, measured in result["measured"].items():
         rows = []
-        for name, seeds in measured["ways"].items():
+        for name, seeds in measured["methods"].items():
             evidence = [seed["evidence"] for seed in seeds if "evidence" in seed]
             rows.append((
                 name, *_scores([seed["mean"] for seed in seeds], "nll", "ece", "auroc"),
@@ -28,7 +28,7 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             ))  # fmt: skip
         yield make_table(
             f"{case}: tuned on {config['held']} test points, scored on the others, mean of "
-            f"{config['folds']} folds", columns, rows,
+            f"{config['splits']} splits", columns, rows,
         )  # fmt: skip
         chance, spread = measured["attainable_ece"], measured["attainable_ece"]["spread"]
         yield (
@@ -36,35 +36,36 @@ def laplace(result: dict[str, Any]) -> Iterator[Table | str]:
             f"{spread['untuned']:.4f}, and tuned like these {chance['tuned']:.4f} ± "
             f"{spread['tuned']:.4f}"
         )
-        yield from _by_draws(measured["ways"])
-        yield from _remarks(case, measured["ways"], result)
-    yield "*: by the evidence alone; AUROC: of foreign points by their predictive entropy"
+        yield from _by_monte_carlo(measured["methods"])
+        yield from _remarks(case, measured["methods"], result)
+    yield "*: by the evidence alone; AUROC: OOD detection by predictive entropy"
 
 
-def _by_draws(ways: dict[str, Any]) -> Iterator[Table]:
-    """Draws in place of pairs, with the same seeds: all, or the first where no others have them."""
+def _by_monte_carlo(methods: dict[str, Any]) -> Iterator[Table]:
+    """Monte Carlo predictives beside the pairwise ones, of the seeds that have both."""
     rows = [
         (name, f"{len(both)}", *(
-            score for key in ("nll", "ece", "auroc") for way in ("mean", "draws")
-            for score in _scores([seed[way] for seed in both], key)
+            score for key in ("nll", "ece", "auroc") for kind in ("mean", "monte carlo")
+            for score in _scores([seed[kind] for seed in both], key)
         ))
-        for name, seeds in ways.items()
-        if (both := [seed for seed in seeds if "draws" in seed])
+        for name, seeds in methods.items()
+        if (both := [seed for seed in seeds if "monte carlo" in seed])
     ]  # fmt: skip
-    columns = ("method", "seeds", "NLL", "draws", "ECE", "draws", "AUROC", "draws")
+    columns = ("method", "seeds", "NLL", "MC", "ECE", "MC", "AUROC", "MC")
     if rows:
-        yield make_table("by pairs, and by draws: the same seeds", columns, rows)
+        title = "pairwise probit approximation, and Monte Carlo samples (MC) of the same posteriors"
+        yield make_table(title, columns, rows)
 
 
-def _remarks(case: str, ways: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
+def _remarks(case: str, methods: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     """What is missing, what was cut short, and what the paper has."""
-    rivals = result["config"]["rivals"]
-    for name in rivals:
-        for record in ways.get(name, ()):
+    baselines = result["config"]["baselines"]
+    for name in baselines:
+        for record in methods.get(name, ()):
             if not record.get("complete", True):
-                seconds = result["config"]["rival_seconds"]
+                seconds = result["config"]["baseline_seconds"]
                 yield f"{name} saw the data {record['epochs']:.2f} times in {seconds:.0f} s"
-    missing = [name for name in rivals if name not in ways]
+    missing = [name for name in baselines if name not in methods]
     if missing:
         absent = "laplace-torch" not in result["environment"]
         hint = "; they need laplace-torch, pip install '.\\[paper]'" if absent else ""
@@ -73,10 +74,10 @@ def _remarks(case: str, ways: dict[str, Any], result: dict[str, Any]) -> Iterato
     if result["preset"] != "paper" or depth not in paper["nll"]:
         return
     for key in ("nll", "ece"):
-        model = mean_of([seed["mean"] for seed in ways["MAP"]], key)
+        model = mean_of([seed["mean"] for seed in methods["MAP"]], key)
         ours = ", ".join(
             f"{name} {mean_of([seed['mean'] for seed in seeds], key) / model:.3f}"
-            for name, seeds in ways.items()
+            for name, seeds in methods.items()
             if name.startswith(("NeuralEF", "paper"))
         )
         theirs = paper[key][depth] / paper[f"map_{key}"][depth]
@@ -95,8 +96,8 @@ def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
         rows = [
             (name, f"{100 * mean_of(found, 'accuracy'):.2f}", f"{mean_of(found, 'nll'):.4f}",
              f"{mean_of(found, 'ece'):.4f}")
-            for name in seeds[0]["ways"]
-            if (found := [seed["ways"][name] for seed in seeds])
+            for name in seeds[0]["methods"]
+            if (found := [seed["methods"][name] for seed in seeds])
         ]  # fmt: skip
         of = "one seed" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
         yield make_table(f"{case}, {of}", ("method", "%", "NLL", "ECE"), rows)
@@ -106,8 +107,8 @@ def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
         shares = {
             name: mean_of([s["explained"] for s in seeds], name) for name in first["explained"]
         }
-        told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-        yield f"of their variance at the test images the top functions have: {told}"
+        explained = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        yield f"variance at the test images that the top functions explain: {explained}"
         kept = ", ".join(
             f"{name} {size:,}" for name, size in first["storage"].items() if name != "one network"
         )
@@ -117,8 +118,9 @@ def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
             f"{first['rates']['ratio']:.2f} of plain inference"
         )
         for row in first.get("samples", ()):
-            told = ", ".join(f"{name} {way['nll']:.4f}" for name, way in row["ways"].items())
-            yield f"M = {row['samples']} functions in the kernel (learnt means of all), NLL: {told}"
+            likelihoods = ", ".join(f"{name} {m['nll']:.4f}" for name, m in row["methods"].items())
+            kernel = f"M = {row['samples']} functions in the kernel (distilled means of all)"
+            yield f"{kernel}, NLL: {likelihoods}"
         if "corruptions" in first:
             yield from _corrupted(first["corruptions"])
 
@@ -126,10 +128,10 @@ def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
 def _corrupted(found: dict[str, Any]) -> Iterator[Table | str]:
     """Medians over the corruptions and all severities."""
     rows = []
-    for name, corruptions in found["ways"].items():
+    for name, corruptions in found["methods"].items():
         scores = [score for severities in corruptions.values() for score in severities]
         rows.append((name, *(f"{median(s[key] for s in scores):.4f}" for key in ("nll", "ece"))))
     title = f"medians over corruptions, {found['source']}, {found['images']} images each"
     yield make_table(title, ("method", "NLL", "ECE"), rows)
     if found["left out"]:
-        yield f"left out, for want of its photographs: {', '.join(found['left out'])}"
+        yield f"left out, its photographs are not there: {', '.join(found['left out'])}"

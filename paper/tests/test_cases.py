@@ -18,19 +18,19 @@ from neuralef.warnings import warn_user
 from paper import cases, laplace
 from paper.cases import Plan, image_case, plane_case, read_resnet
 from paper.cifar import normalised
-from paper.posteriors import Bench, Case
+from paper.posteriors import Case, SharedComputations
 
 # Classifiers
 
 
-def test_foreign_points_of_the_plane_lie_far_from_its_data():
+def test_ood_points_of_the_plane_lie_far_from_its_data():
     plan = Plan("plane", train=100, test=80)
     before = torch.get_rng_state()
     ((name, case),) = plane_case(plan, "cpu", 0, lambda line: None)
     assert torch.equal(torch.get_rng_state(), before)
     assert name == "two-moon"
-    assert (len(case.x), len(case.test), len(case.outside)) == (100, 80, 80)
-    assert float(torch.cdist(case.outside, case.x).min()) > 1
+    assert (len(case.x), len(case.test), len(case.ood)) == (100, 80, 80)
+    assert float(torch.cdist(case.ood, case.x).min()) > 1
     found = case.model(case.test).argmax(1)
     assert float((found == case.test_labels).double().mean()) > 0.8
     assert not case.model.training
@@ -38,7 +38,7 @@ def test_foreign_points_of_the_plane_lie_far_from_its_data():
     assert torch.equal(again.model(case.test), case.model(case.test))
 
 
-def test_images_are_cifars_and_foreign_ones_svhns(monkeypatch):
+def test_images_are_cifars_and_ood_ones_svhns(monkeypatch):
     asked = []
 
     def read(name, split, root=None, *, verify=True):
@@ -52,23 +52,23 @@ def test_images_are_cifars_and_foreign_ones_svhns(monkeypatch):
         ("cifar10", "test", "folder", True),
         ("svhn", "test", "folder", False),  # any of its images do
     ]
-    assert (len(case.x), len(case.labels), len(case.test), len(case.outside)) == (30, 30, 24, 24)
-    assert torch.equal(case.outside, normalised(blobs("svhn", "test")[0][:24], "cpu"))
+    assert (len(case.x), len(case.labels), len(case.test), len(case.ood)) == (30, 30, 24, 24)
+    assert torch.equal(case.ood, normalised(blobs("svhn", "test")[0][:24], "cpu"))
     assert torch.equal(case.test_labels, blobs("cifar10", "test")[1][:24])
     assert not case.model.training
 
 
-def test_the_first_trunk_has_all_that_the_classifier_has_learnt(monkeypatch):
+def test_the_first_network_has_all_of_the_classifier(monkeypatch):
     tiny(monkeypatch, "checkpoint")
     model = ResNet(8, 2, seed=0)
     case = image_case(model, Plan("checkpoint", 30, 24), None, "cpu")
-    trunk = next(iter(case.trunks.values()))(4, False, 0).eval()
-    assert trunk(case.x).shape == (30, 10, 4)
+    network = next(iter(case.networks.values()))(4, False, 0).eval()
+    assert network(case.x).shape == (30, 10, 4)
     # with the classifier's own last layer in the place of its heads it is the classifier
     wide = model.widened(2, seed=0).eval()
-    trunk.network.fc = wide.fc
-    assert trunk.network.conv1.weight.shape[0] == 4
-    torch.testing.assert_close(trunk.network(case.x), model(case.x))
+    network.network.fc = wide.fc
+    assert network.network.conv1.weight.shape[0] == 4
+    torch.testing.assert_close(network.network(case.x), model(case.x))
 
 
 @pytest.mark.parametrize(("depth", "width"), [(8, 2), (14, 3)])
@@ -101,7 +101,7 @@ def state(**changes):
     return {name: value for name, value in found.items() if value is not None}
 
 
-FOREIGN = {
+OOD = {
     "empty": b"",
     "words": b"no weights at all",
     "a greeting": b"hello world",
@@ -127,9 +127,9 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("kind", OOD)
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, kind):
-    path, content = tmp_path / "weights.pt", FOREIGN[kind]
+    path, content = tmp_path / "weights.pt", OOD[kind]
     if kind == "other zip":
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("a", "b")
@@ -151,7 +151,7 @@ def test_a_wrong_checkpoint_is_found_out_before_data_are_read(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-def test_the_tail_makes_do_with_the_functions_there_are(monkeypatch):
+def test_the_residual_makes_do_with_the_functions_there_are(monkeypatch):
     """Three points of two outputs have six functions at most, and k = 7 asks for more."""
     torch.manual_seed(0)
     x, labels = torch.randn(3, 1), torch.tensor([0, 1, 0])
@@ -159,22 +159,24 @@ def test_the_tail_makes_do_with_the_functions_there_are(monkeypatch):
     case = Case(model, x, labels, x, labels, x + 9, {}, lambda *given: None, cases.jitter)
     few_functions = dataclasses.replace(SETTINGS, k=5, most=6)
     preset = dataclasses.replace(PLANE, settings=few_functions, exact=(6,))
-    bench = Bench(case, few_functions, 0, lambda line: None)
-    bench.case.trunks["own"] = lambda *given: None
-    exact = {name: way for name, way in laplace.ways(bench, preset) if name.startswith("exact")}
-    assert list(exact) == ["exact, k = 6", "exact, k = 6, with tail"]
-    for way in exact.values():
-        assert way.build(0).spectrum.k == 4
+    shared = SharedComputations(case, few_functions, 0, lambda line: None)
+    shared.case.networks["own"] = lambda *given: None
+    exact = {
+        name: method for name, method in laplace.methods(shared, preset) if name.startswith("exact")
+    }
+    assert list(exact) == ["exact, k = 6", "exact, k = 6, with residual"]
+    for method in exact.values():
+        assert method.build(0).spectrum.k == 4
 
 
-def test_a_small_and_the_largest_spectrum_have_tails():
+def test_a_small_and_the_largest_spectrum_have_residuals():
     model = nn.Linear(1, 2).eval()
     x, labels = torch.randn(3, 1), torch.tensor([0, 1, 0])
     case = Case(model, x, labels, x, labels, x, {"own": None}, None, cases.jitter)
     settings = dataclasses.replace(SETTINGS, most=70)
-    bench = Bench(case, settings, 0, lambda line: None)
-    found = [name for name, _ in laplace.ways(bench, PLANE) if name.endswith("with tail")]
-    assert found == ["exact, k = 50, with tail", "exact, k = 70, with tail"]
+    shared = SharedComputations(case, settings, 0, lambda line: None)
+    found = [name for name, _ in laplace.methods(shared, PLANE) if name.endswith("with residual")]
+    assert found == ["exact, k = 50, with residual", "exact, k = 70, with residual"]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +187,9 @@ def test_a_preset_may_leave_out_what_costs_most(less, kinds):
     model = nn.Linear(1, 2).eval()
     x, labels = torch.randn(3, 1), torch.tensor([0, 1, 0])
     case = Case(model, x, labels, x, labels, x, {"own": None}, None, cases.jitter)
-    bench = Bench(case, SETTINGS, 0, lambda line: None)
-    all_of_them = [name for name, _ in laplace.ways(bench, PLANE)]
-    left = [name for name, _ in laplace.ways(bench, dataclasses.replace(PLANE, **less))]
+    shared = SharedComputations(case, SETTINGS, 0, lambda line: None)
+    all_of_them = [name for name, _ in laplace.methods(shared, PLANE)]
+    left = [name for name, _ in laplace.methods(shared, dataclasses.replace(PLANE, **less))]
     assert left == [name for name in all_of_them if not name.startswith(kinds)]
     assert len(left) < len(all_of_them)
 
@@ -200,7 +202,7 @@ def test_chance_alone_leaves_an_ece_that_falls_with_the_number_of_points():
         x = torch.randn(count, 2)
         # labels that have nothing to do with the model: only how sure it may be is taken from them
         case = Case(model, x, x[:, 0].long() % 3, x, torch.arange(count) % 3, x, {}, None, None)
-        preset = dataclasses.replace(PLANE, held=count // 10, folds=3)
+        preset = dataclasses.replace(PLANE, held=count // 10, splits=3)
         found[count] = laplace.attainable(case, preset, 0)
     for key in ("untuned", "tuned"):
         assert found[20_000][key] < 0.01 < 0.02 < found[200][key] < 0.3
@@ -216,7 +218,7 @@ def test_chance_alone_leaves_an_ece_that_falls_with_the_number_of_points():
     ],
 )
 def test_what_every_fold_would_say_again_is_not_said(tmp_path, monkeypatch, message, said):
-    """Nor that a tail is fitted by the evidence: it is tuned afterwards."""
+    """Nor that a residual is fitted by the evidence: it is tuned afterwards."""
     tiny(monkeypatch, "checkpoint")
     few(monkeypatch)
     times = {"fit": "while fitting", "tune_on": "while tuning"}
@@ -259,7 +261,7 @@ def test_reproduce_runs_the_study(reproduce, monkeypatch, tmp_path):
     code, out, errors = reproduce("laplace", *words, "--overwrite", "--json")
     assert code == 0
     assert all(line.startswith("warning: ") for line in errors.splitlines())
-    assert json.loads(out)["measured"]["ResNet-8"]["ways"].keys() == {
+    assert json.loads(out)["measured"]["ResNet-8"]["methods"].keys() == {
         "MAP",
         "temperature",
         "exact, k = 2",

@@ -1,4 +1,4 @@
-"""The classifiers of the tangent kernel study, on images that brightness tells apart."""
+"""The classifiers of the tangent kernel study, on images that differ in brightness."""
 
 import copy
 import shutil
@@ -22,7 +22,7 @@ def train(outputs=1, classes=2, epochs=6, seed=0, **settings):
 
 
 @pytest.mark.parametrize(("outputs", "classes"), [(1, 2), (2, 2), (3, 3), (5, 3)])
-def test_what_can_be_told_apart_is_learnt(outputs, classes):
+def test_classes_that_differ_are_learned(outputs, classes):
     model = train(outputs, classes, epochs=10)
     x, labels = brightness(classes, seed=1)
     untrained = ResNet(8, 4, outputs=outputs, seed=0).eval()
@@ -113,7 +113,7 @@ def test_the_first_loss_that_is_reported_is_that_of_the_first_step():
     lines = []
     train(epochs=1, batch_size=N, learning_rate=1e-6, report=lines.append)
     (loss,) = (float(line.split("loss ")[1]) for line in lines)
-    assert 0.4 < loss < 2  # about ln 2, before anything is learnt
+    assert 0.4 < loss < 2  # about ln 2, before anything is learned
 
 
 def test_data_are_left_alone():

@@ -8,7 +8,7 @@ import pytest
 import scipy.special
 import torch
 from torch import nn
-from trajectory_studies import SETTINGS, TINY, WAYS, whole_study
+from trajectory_studies import METHODS, SETTINGS, TINY, whole_study
 
 from neuralef.data import blend, crop_and_flip
 from neuralef.metrics import ece
@@ -118,7 +118,7 @@ def test_every_other_copy_of_the_images_is_of_blends(study):
         assert torch.equal(blends, blend(plain[1], generator))
 
 
-def test_a_mean_is_learnt_at_the_images_and_at_their_copies(study, monkeypatch):
+def test_a_mean_is_distilled_at_the_images_and_at_their_copies(study, monkeypatch):
     run, seen = copy.copy(study.runs[0]), []
     run.seconds = {}  # those of the study are part of its result
 
@@ -128,7 +128,7 @@ def test_a_mean_is_learnt_at_the_images_and_at_their_copies(study, monkeypatch):
 
     monkeypatch.setattr(iterates, "learn_mean", learn)
     wide = run.wide()
-    run._taught("learnt mean", run.average.model)
+    run._distilled("distilled mean", run.average.model)
     for _, points, values, _ in seen:
         assert torch.equal(points, torch.cat([run.images.train, run.means.x]))
         assert torch.equal(values, torch.cat([run.train.mean().float(), run.means.mean()]))
@@ -159,14 +159,16 @@ def nll(p, labels):
 def test_the_scores_are_those_of_the_posteriors(study):
     for run, seed in zip(study.runs, study.seeds, strict=True):
         test, labels = run.images.test, run.images.test_labels
-        assert list(run.fitted) == WAYS[:12]
-        for name in WAYS[:12]:
+        assert list(run.fitted) == METHODS[:12]
+        for name in METHODS[:12]:
             p = run.fitted[name].predict_proba(test)
-            assert seed["ways"][name]["nll"] == pytest.approx(nll(p, labels))
+            assert seed["methods"][name]["nll"] == pytest.approx(nll(p, labels))
             right = float((p.argmax(1) == labels).double().mean())
-            assert seed["ways"][name]["accuracy"] == pytest.approx(right)
-            assert seed["ways"][name]["ece"] == pytest.approx(ece(p, labels))
-        assert len({round(way["nll"], 10) for way in seed["ways"].values()}) == len(WAYS)
+            assert seed["methods"][name]["accuracy"] == pytest.approx(right)
+            assert seed["methods"][name]["ece"] == pytest.approx(ece(p, labels))
+        assert len({round(method["nll"], 10) for method in seed["methods"].values()}) == len(
+            METHODS
+        )
 
 
 def test_the_network_stays_as_it_was_scored(study):
@@ -178,7 +180,7 @@ def test_the_network_stays_as_it_was_scored(study):
             found = nn.functional.cross_entropy(run.model(test), labels)
             truth = nn.functional.cross_entropy(twin(test), labels)
         assert float(found) == pytest.approx(float(truth), rel=1e-5)
-        assert seed["ways"]["last iterate"]["nll"] == pytest.approx(float(truth), rel=1e-5)
+        assert seed["methods"]["last iterate"]["nll"] == pytest.approx(float(truth), rel=1e-5)
         assert not run.model.training
 
 
@@ -219,7 +221,7 @@ def test_exact_functions_are_those_of_the_dense_kernel(study, samples):
     assert_same_functions(features.numpy(), top_functions(train, test, 2), 1e-9)
 
 
-def test_learnt_functions_have_the_exact_eigenvalues(study):
+def test_learned_functions_have_the_exact_eigenvalues(study):
     for run, seed in zip(study.runs, study.seeds, strict=True):
         values = run.train.values.double().numpy()
         centred = values - values.mean(0)
@@ -228,23 +230,25 @@ def test_learnt_functions_have_the_exact_eigenvalues(study):
             np.linalg.eigvalsh(centred[..., c].T @ centred[..., c] / m / n) for c in range(outputs)
         ]
         exact = np.stack(mu)[:, ::-1][:, :2]
-        for name in ("SWA + NeuralEF", "learnt mean + NeuralEF", "wide mean + NeuralEF"):
+        for name in ("SWA + NeuralEF", "distilled mean + NeuralEF", "wide mean + NeuralEF"):
             found = run.fitted[name].spectrum.eigenvalues.numpy()
             np.testing.assert_allclose(found, exact, rtol=2e-3)  # of float16
         # what they explain by themselves is less
-        assert bool((run.learnt_functions.eigenvalues < torch.from_numpy(exact.copy())).all())
+        assert bool((run.functions_of_swa.eigenvalues < torch.from_numpy(exact.copy())).all())
         test = run.test.values.double()
-        features = run.learnt_functions.features(run.images.test).double().detach()
+        features = run.functions_of_swa.features(run.images.test).double().detach()
         share = float(features.square().sum() / test.var(0, correction=0).sum())
         assert seed["explained"]["NeuralEF"] == pytest.approx(share, rel=1e-4)
 
 
-def test_the_tail_is_that_of_the_last_mean(study):
+def test_the_residual_is_that_of_the_last_mean(study):
     for run in study.runs:
-        plain, tailed = (run.fitted[f"wide mean + NeuralEF{end}"] for end in ("", " + tail"))
-        assert (plain.tail, tailed.tail) == (False, True)
-        assert tailed.spectrum is plain.spectrum
-        assert tailed.features.model is plain.features.model is run.fitted["wide mean"].model
+        plain, with_residual = (
+            run.fitted[f"wide mean + NeuralEF{end}"] for end in ("", " + residual")
+        )
+        assert (plain.tail, with_residual.tail) == (False, True)
+        assert with_residual.spectrum is plain.spectrum
+        assert with_residual.features.model is plain.features.model is run.fitted["wide mean"].model
 
 
 def test_exact_functions_of_what_was_recorded(study):
@@ -259,20 +263,20 @@ def test_the_reference_is_the_mean_of_the_probabilities_of_all_functions(study):
     run = study.runs[0]
     p = scipy.special.softmax(run.test.values.double().numpy(), -1).mean(0)
     reference = run.reference()
-    assert set(reference) == set(WAYS[12:])
+    assert set(reference) == set(METHODS[12:])
     np.testing.assert_allclose(reference["all recorded functions"], p, rtol=1e-9)
-    expected = study.seeds[0]["ways"]["all recorded functions"]["nll"]
+    expected = study.seeds[0]["methods"]["all recorded functions"]["nll"]
     assert nll(torch.from_numpy(p), run.images.test_labels) == pytest.approx(expected)
     for p in reference.values():
         torch.testing.assert_close(p.sum(1), torch.ones(40).double())
 
 
 def test_all_functions_are_those_of_the_reference(study):
-    rows, ways = study.seeds[0]["samples"], study.seeds[0]["ways"]
+    rows, methods = study.seeds[0]["samples"], study.seeds[0]["methods"]
     assert [row["samples"] for row in rows] == [3, 6]  # 100 were not recorded
-    for name, found in rows[1]["ways"].items():
-        assert found == pytest.approx(ways[name]), name
-    few, all_of_them = (row["ways"]["mean + exact top functions"] for row in rows)
+    for name, found in rows[1]["methods"].items():
+        assert found == pytest.approx(methods[name]), name
+    few, all_of_them = (row["methods"]["mean + exact top functions"] for row in rows)
     assert few != all_of_them
 
 

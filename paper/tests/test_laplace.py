@@ -18,7 +18,7 @@ from laplace_studies import (
     SHARED,
     TINY,
     checkpoint,
-    expected_ways,
+    expected_methods,
     few,
     only,
     over_the_plane,
@@ -37,7 +37,7 @@ from neuralef.report import record as written
 from paper import cases, classifier, laplace, plots
 from paper.cases import image_case, plane_case
 from paper.cifar import normalised
-from paper.posteriors import Bench, Case
+from paper.posteriors import Case, SharedComputations
 
 # The result
 
@@ -53,15 +53,15 @@ def test_a_study_leaves_a_result_and_its_figures(study):
     assert list(result["measured"]) == [study.case]
     trained = {"resnet8.safetensors"} if study.kind == "train" else set()
     files = {path.name for path in study.folder.iterdir()}
-    assert files == {"result.json", *FIGURES[study.kind], *trained}  # the ledger is gone
+    assert files == {"result.json", *FIGURES[study.kind], *trained}  # the cache is gone
     for figure in FIGURES[study.kind]:
         assert (study.folder / figure).read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_way_is_there_or_said_to_be_left_out(study):
-    found, expected = study.measured["ways"], expected_ways(study.kind)
+def test_every_method_is_there_or_said_to_be_left_out(study):
+    found, expected = study.measured["methods"], expected_methods(study.kind)
     if importlib.util.find_spec("laplace") is None:
-        missing = study.preset.rivals
+        missing = study.preset.baselines
         expected = [name for name in expected if name not in missing]
         for name in missing:
             (line,) = [line for line in study.lines if f"| {name} | 0: left out" in line]
@@ -75,24 +75,28 @@ def test_every_way_is_there_or_said_to_be_left_out(study):
             assert any(f"{study.case} | {label} | {seed}: " in line for line in study.lines)
 
 
-def test_rivals_are_left_out_where_their_package_is_missing(tmp_path, monkeypatch):
+def test_baselines_are_left_out_where_their_package_is_missing(tmp_path, monkeypatch):
     tiny(monkeypatch, "plane")
     monkeypatch.setitem(sys.modules, "laplace", None)
-    ways = laplace.ways
+    methods = laplace.methods
 
-    def first_and_rivals(*given):
-        return [(name, way) for name, way in ways(*given) if name in ("MAP", *laplace.RIVALS)]
+    def first_and_baselines(*given):
+        return [
+            (name, method)
+            for name, method in methods(*given)
+            if name in ("MAP", *laplace.BASELINES)
+        ]
 
-    monkeypatch.setattr(laplace, "ways", first_and_rivals)
-    monkeypatch.setattr(laplace, "over_the_plane", lambda *given: PICTURE)
+    monkeypatch.setattr(laplace, "methods", first_and_baselines)
+    monkeypatch.setattr(laplace, "over_the_plane", lambda *given: PLANE_FIGURE)
     lines = []
     result = laplace.run(tmp_path, "tiny", report=lines.append)
-    assert list(result["measured"]["two-moon"]["ways"]) == ["MAP"]
-    assert sum("left out" in line for line in lines) == len(laplace.RIVALS)
-    assert f"left out: {', '.join(laplace.RIVALS)}" in printed(result)
+    assert list(result["measured"]["two-moon"]["methods"]) == ["MAP"]
+    assert sum("left out" in line for line in lines) == len(laplace.BASELINES)
+    assert f"left out: {', '.join(laplace.BASELINES)}" in printed(result)
 
 
-PICTURE = {
+PLANE_FIGURE = {
     "extent": [0, 1, 0, 1], "entropies": {"MAP": [[0.1]]}, "points": [[0, 0]], "labels": [0]
 }  # fmt: skip
 
@@ -100,7 +104,7 @@ PICTURE = {
 def test_every_record_has_finite_scores(study):
     preset = study.preset
     scored = preset.plan.test - preset.held
-    for label, records in study.measured["ways"].items():
+    for label, records in study.measured["methods"].items():
         for record in records:
             assert set(record["mean"]) == set(record["spread"]) == SCORES
             evidence = record.get("evidence", {})
@@ -110,23 +114,23 @@ def test_every_record_has_finite_scores(study):
             for name in SCORES - {"nll", "brier"}:
                 assert 0 <= record["mean"][name] <= 1, (label, name)
             assert record["mean"]["nll"] > 0
-            drawn = record["picture"]
-            assert sum(drawn["inside"]) == scored
-            assert sum(drawn["outside"]) == preset.plan.test
+            drawn = record["curves"]
+            assert sum(drawn["test"]) == scored
+            assert sum(drawn["ood"]) == preset.plan.test
             assert sum(drawn["share"]) == pytest.approx(1, abs=1e-3)
 
 
-def test_draws_are_compared_with_pairs_where_there_are_both(study):
-    for label, records in study.measured["ways"].items():
+def test_monte_carlo_is_compared_with_pairwise_where_there_are_both(study):
+    for label, records in study.measured["methods"].items():
         for record in records:
-            assert ("draws" in record) == (label not in ("MAP", "temperature", "paper"))
-            if "draws" in record:
-                assert set(record["draws"]) == SCORES
-                assert record["draws"] != record["mean"]
+            assert ("monte carlo" in record) == (label not in ("MAP", "temperature", "paper"))
+            if "monte carlo" in record:
+                assert set(record["monte carlo"]) == SCORES
+                assert record["monte carlo"] != record["mean"]
 
 
 def test_what_has_no_evidence_has_no_scores_by_it(study):
-    for label, records in study.measured["ways"].items():
+    for label, records in study.measured["methods"].items():
         for record in records:
             if label in ("temperature", "ella"):
                 assert "evidence" not in record
@@ -136,12 +140,12 @@ def test_what_has_no_evidence_has_no_scores_by_it(study):
 
 def test_the_seconds_of_a_fit_hold_those_of_what_it_shares(study):
     seconds, seen = study.measured["seconds"], set()
-    for label, records in study.measured["ways"].items():
+    for label, records in study.measured["methods"].items():
         shared = next((names for start, names in SHARED.items() if label.startswith(start)), ())
         for record in records:
             names = list(shared)
-            if label.startswith("NeuralEF"):  # with a learnt tail the network is the same
-                network = "head" if "head" in label else "trunk"
+            if label.startswith("NeuralEF"):  # with a learned residual the network is the same
+                network = "head" if "head" in label else "separate network"
                 names.append(f"{network}, seed {record['seed']}")
             seen |= set(names)
             assert record["fit_seconds"] >= sum(seconds[name] for name in names)
@@ -149,7 +153,7 @@ def test_the_seconds_of_a_fit_hold_those_of_what_it_shares(study):
     assert seen >= {"exact spectrum"}
 
 
-def test_every_posterior_that_uses_a_part_is_told_its_seconds(monkeypatch):
+def test_the_seconds_of_a_part_count_for_every_posterior_that_uses_it(monkeypatch):
     """By a clock that stands still but where work is done: 5 s shared, 2 s its own."""
     clock = [0.0]
     monkeypatch.setattr(written, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
@@ -157,37 +161,38 @@ def test_every_posterior_that_uses_a_part_is_told_its_seconds(monkeypatch):
     x, labels = torch.randn(20, 2), torch.arange(20) % 2
     model = nn.Linear(2, 2).eval()
     case = Case(model, x, labels, x, labels, x + 5, {}, lambda *given: None, cases.jitter)
-    bench = Bench(case, SETTINGS, 0, lambda line: None)
+    shared = SharedComputations(case, SETTINGS, 0, lambda line: None)
 
     def work(seconds):
         clock[0] += seconds
 
     def build(seed):
-        if "teacher" not in bench.seconds:
-            bench._made("teacher", lambda: work(5.0))
+        if "exact spectrum" not in shared.seconds:
+            shared._made("exact spectrum", lambda: work(5.0))
         work(2.0)
         return MAP(model)
 
-    way = laplace.Way(build, ("teacher",))
+    method = laplace.Method(build, ("exact spectrum",))
     preset = dataclasses.replace(PLANE, held=5)
-    found = [laplace.judge(way, bench, preset, seed)["fit_seconds"] for seed in (0, 1)]
+    found = [laplace.judge(method, shared, preset, seed)["fit_seconds"] for seed in (0, 1)]
     assert found == [7.0, 7.0]
-    network = laplace.Way(
-        lambda seed: bench.once(f"net, seed {seed}", lambda: work(3.0)) or MAP(model), trained="net"
+    network = laplace.Method(
+        lambda seed: shared.once(f"net, seed {seed}", lambda: work(3.0)) or MAP(model),
+        trained="net",
     )
     for seed in (0, 0, 1):  # whoever trained it
-        assert laplace.judge(network, bench, preset, seed)["fit_seconds"] == 3.0
-    own = laplace.judge(laplace.Way(build), bench, preset, 0)["fit_seconds"]
+        assert laplace.judge(network, shared, preset, seed)["fit_seconds"] == 3.0
+    own = laplace.judge(laplace.Method(build), shared, preset, 0)["fit_seconds"]
     assert own == 2.0  # what is at hand costs nothing
-    bench.seconds.clear()
-    alone = laplace.judge(laplace.Way(build), bench, preset, 0)["fit_seconds"]
+    shared.seconds.clear()
+    alone = laplace.judge(laplace.Method(build), shared, preset, 0)["fit_seconds"]
     assert alone == 2.0  # nor does what it happened to make for others
 
 
 @only("checkpoint")
-def test_the_model_is_scored_as_it_is(study):
+def test_the_model_is_scored_unchanged(study):
     """MAP by the evidence is the softmax of the model on the whole test set."""
-    found = study.measured["ways"]["MAP"][0]["evidence"]
+    found = study.measured["methods"]["MAP"][0]["evidence"]
     model = ResNet(8, 2, outputs=10, seed=5).eval()
     images, labels = blobs("cifar10", "test")
     x, y = normalised(images[:24], "cpu"), labels[:24]
@@ -211,7 +216,7 @@ def test_a_trained_classifier_is_the_one_in_its_file(study):
     untrained = ResNet(8, 2, outputs=10, seed=0)
     assert not torch.equal(model.fc.weight, untrained.fc.weight)
     p = MAP(model.eval()).predict_proba(case.test)
-    expected = study.measured["ways"]["MAP"][0]["evidence"]["nll"]
+    expected = study.measured["methods"]["MAP"][0]["evidence"]["nll"]
     assert -float(p.gather(1, case.test_labels[:, None]).log().mean()) == pytest.approx(expected)
 
 
@@ -234,7 +239,7 @@ def test_the_plane_is_drawn_on_a_grid(study):
     assert plane["entropies"]["the model itself"][0] == pytest.approx(expected, abs=2e-3)
 
 
-def test_the_picture_of_the_plane_takes_the_settings_of_the_preset():
+def test_the_figure_of_the_plane_takes_the_settings_of_the_preset():
     made = []
     case = next(plane_case(TINY["plane"].plan, "cpu", 0, lambda line: None))[1]
     over_the_plane(case, TINY["plane"], 3, made=made)
@@ -284,21 +289,21 @@ def test_an_interrupted_study_goes_on_and_repeats_nothing(study, tmp_path):
                 assert not (tmp_path / "result.json").exists()
             else:
                 result = laplace.run(tmp_path, "tiny")
-    # two seeds each of head and trunk, with and without a tail
-    total = len(expected_ways("plane")) + 4
+    # two seeds each of head and separate network, with and without residual
+    total = len(expected_methods("plane")) + 4
     assert (len(first), len(kept["records"])) == (6, 5)
     assert len(second) == total - 5
     assert not (tmp_path / "parts.json").exists()
-    assert list(result["measured"]["two-moon"]["ways"]) == list(study.measured["ways"])
+    assert list(result["measured"]["two-moon"]["methods"]) == list(study.measured["methods"])
     assert without_seconds(json.loads(json.dumps(result["measured"]))) == without_seconds(
         json.loads(json.dumps(study.result["measured"]))
     )
     for key, record in kept["records"].items():
         _, label, seed = key.split(" | ")
-        assert result["measured"]["two-moon"]["ways"][label][int(seed)] == record
+        assert result["measured"]["two-moon"]["methods"][label][int(seed)] == record
 
 
-def test_a_study_that_has_everything_in_its_ledger_judges_nothing(tmp_path, monkeypatch):
+def test_a_study_that_has_everything_in_its_cache_judges_nothing(tmp_path, monkeypatch):
     tiny(monkeypatch, "train")
     few(monkeypatch)
     monkeypatch.setattr(plots, "laplace_figures", never)
@@ -309,7 +314,7 @@ def test_a_study_that_has_everything_in_its_ledger_judges_nothing(tmp_path, monk
     monkeypatch.setattr(laplace, "judge", never)
     monkeypatch.setattr(training.Step, "__call__", never)  # nor is the classifier trained again
     result = laplace.run(tmp_path, "tiny")
-    assert len(result["measured"]["ResNet-8"]["ways"]) == 3
+    assert len(result["measured"]["ResNet-8"]["methods"]) == 3
     assert set(result["measured"]["ResNet-8"]["seconds"]) == {"exact spectrum"}
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from laplace_rivals import PRECISION, data, labels, mlp, resnet, rival, trained
+from laplace_baselines import PRECISION, baseline, data, labels, mlp, resnet, trained
 from torch import nn
 from truth import points
 
@@ -23,7 +23,7 @@ IMAGES = torch.empty(1, 3, 8, 8)
 @pytest.mark.parametrize("kind", ["mlp", "resnet"])
 def test_covariances_of_many_priors_are_those_of_laplace_torch(kind, method, precision):
     model, x, y = resnet() if kind == "resnet" else (mlp(), points(60), labels(60))
-    found = rival(model.double(), method, prior_precision=PRECISION).fit([(x.double(), y)])
+    found = baseline(model.double(), method, prior_precision=PRECISION).fit([(x.double(), y)])
     posterior = found._posterior
     new, _ = posterior.backend.jacobians(1.5 * x[:7].double())
     truth = found._covariance(new, precision)
@@ -56,7 +56,7 @@ def test_many_priors_lose_no_digits_of_small_covariances(method, scale, many):
     model = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
     x, new = scale * torch.randn(150, 2), scale * torch.randn(50, 2)
     options = {"num_inducing": 100} if method == "valla" else {}
-    found = rival(model, method, prior_precision=1.0, **options).fit([(x, labels(150))])
+    found = baseline(model, method, prior_precision=1.0, **options).fit([(x, labels(150))])
     new, _ = found._posterior.backend.jacobians(new)
     for precision in (1e-6, 1e2):
         truth = found._covariance(new, precision).double()
@@ -79,9 +79,9 @@ def test_many_priors_lose_no_digits_of_small_covariances(method, scale, many):
 def test_a_grid_of_priors_is_each_prior_by_itself():
     model, (x, y), new = trained(), data(60), points(7, seed=1)
     grid = [0.1, 1.0, 30.0]
-    together = rival(model, "kfac").fit([(x, y)]).gaussians(new, grid)
+    together = baseline(model, "kfac").fit([(x, y)]).gaussians(new, grid)
     for value, found in zip(grid, together, strict=True):
-        alone = rival(model, "kfac", prior_precision=value).fit([(x, y)], tune=[(x, y)])
+        alone = baseline(model, "kfac", prior_precision=value).fit([(x, y)], tune=[(x, y)])
         assert alone.prior_precision_ == value  # what is given stays
         alone = alone.predict(new)
         torch.testing.assert_close(found.covariance, alone.covariance)
@@ -89,7 +89,7 @@ def test_a_grid_of_priors_is_each_prior_by_itself():
 
 def test_a_curvature_that_is_no_number_is_told():
     model, x = mlp(), points(60)
-    found = rival(model, "ella", prior_precision=1.0).fit([(x, labels(60))])
+    found = baseline(model, "ella", prior_precision=1.0).fit([(x, labels(60))])
     found._posterior.feature_gram.fill_(math.nan)
     assert bool(found.gaussians(x[:3], [1.0])[0].covariance.isnan().all())
     with pytest.raises(ValueError, match="pass a larger one"):
@@ -99,7 +99,7 @@ def test_a_curvature_that_is_no_number_is_told():
 @pytest.mark.parametrize("inducing", [4, 50], ids=["few", "more than weights"])
 def test_inducing_points_whose_training_diverged_are_told(inducing):
     model, x = mlp(), points(60)
-    found = rival(model, "valla", prior_precision=1.0, num_inducing=inducing)
+    found = baseline(model, "valla", prior_precision=1.0, num_inducing=inducing)
     found.fit([(x, labels(60))])._posterior.L.data.fill_(math.nan)
     assert bool(found.gaussians(x[:3], [1.0, 2.0])[1].covariance.isnan().all())
     with pytest.raises(ValueError, match="pass a larger one"):
@@ -122,8 +122,8 @@ def test_kronecker_factors_do_not_depend_on_the_batches(batch, expected, monkeyp
     monkeypatch.setitem(laplace_torch.JACOBIAN_NUMBERS, "cpu", 1)
     model, x, y = resnet()
     model, x = model.double(), x.double()
-    found = rival(model, "kfac", prior_precision=1.0, batch_size=batch).fit([(x, y)])
-    whole = rival(model, "kfac", prior_precision=1.0, batch_size=24).fit([(x, y)])
+    found = baseline(model, "kfac", prior_precision=1.0, batch_size=batch).fit([(x, y)])
+    whole = baseline(model, "kfac", prior_precision=1.0, batch_size=24).fit([(x, y)])
     assert sizes == [expected, 24]
     torch.testing.assert_close(found.predict(x).covariance, whole.predict(x).covariance)
 
@@ -151,7 +151,7 @@ def test_few_weights_do_not_make_the_batches_large(method, monkeypatch):
         kept.append(out.requires_grad)
 
     model.body.register_forward_hook(look)
-    rival(model, method, prior_precision=1.0).fit([(x, y)]).predict_proba(x)
+    baseline(model, method, prior_precision=1.0).fit([(x, y)]).predict_proba(x)
     assert max(seen) == 7
     assert method != "last-layer" or not any(kept)
 

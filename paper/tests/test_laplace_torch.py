@@ -1,4 +1,4 @@
-"""The rivals of LinearizedLaplace against the dense posterior, and the promises they all make."""
+"""The baselines of LinearizedLaplace against the dense posterior, and what they all promise."""
 
 import copy
 import math
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from laplace_rivals import PRECISION, data, labels, mlp, resnet, rival, trained
+from laplace_baselines import PRECISION, baseline, data, labels, mlp, resnet, trained
 from models import dense_jacobian
 from truth import points
 
@@ -27,7 +27,7 @@ methods = pytest.mark.parametrize("method", METHODS)
 @methods
 def test_draws_have_the_moments_of_the_prediction(method):
     model, x = mlp(), points(60)
-    found = rival(model, method, prior_precision=PRECISION, iterations=20).fit([(x, labels(60))])
+    found = baseline(model, method, prior_precision=PRECISION, iterations=20).fit([(x, labels(60))])
     truth, draws = found.predict(x[:4]), found.sample(x[:4], draws=20_000)
     spread = truth.variance.sqrt()
     error = (draws.mean(0) - truth.mean) / spread
@@ -64,7 +64,9 @@ def dense_posterior(model, x, new, of=lambda H: H, weights=slice(None), temperat
 def test_the_dense_posterior(method, part, temperature):
     model, x, new = mlp(), points(60), points(7, seed=1)
     truth = dense_posterior(model, x, new, temperature=temperature, **part)
-    found = rival(model, method, prior_precision=PRECISION, temperature=temperature, batch_size=32)
+    found = baseline(
+        model, method, prior_precision=PRECISION, temperature=temperature, batch_size=32
+    )
     found = found.fit([(x, labels(60))]).predict(new)
     torch.testing.assert_close(found.mean, model(new).detach())
     torch.testing.assert_close(found.covariance, truth, rtol=1e-9, atol=1e-9)
@@ -72,7 +74,7 @@ def test_the_dense_posterior(method, part, temperature):
 
 def test_all_eigenfunctions_give_the_same_posterior():
     model, x, new = mlp(), points(60), points(7, seed=1)
-    full = rival(model, "full", prior_precision=PRECISION).fit([(x, labels(60))]).predict(new)
+    full = baseline(model, "full", prior_precision=PRECISION).fit([(x, labels(60))]).predict(new)
     every = sum(value.numel() for value in model.parameters())
     ours = LinearizedLaplace(
         model, solver=nef.Subspace(k=every), prior_variance=1 / PRECISION, temperature=1.0
@@ -90,7 +92,7 @@ def test_kronecker_factors_of_one_point_are_its_curvature():
     def blocks(H):
         return torch.block_diag(*[row.split(sizes, 1)[i] for i, row in enumerate(H.split(sizes))])
 
-    found = rival(model, "kfac", prior_precision=PRECISION).fit([(x, labels(1))]).predict(new)
+    found = baseline(model, "kfac", prior_precision=PRECISION).fit([(x, labels(1))]).predict(new)
     truth = dense_posterior(model, x, new, of=blocks)
     torch.testing.assert_close(found.covariance, truth, rtol=1e-9, atol=1e-9)
 
@@ -100,7 +102,7 @@ def test_a_nystrom_basis_of_everything_is_the_dense_posterior():
     model, x, new = mlp(), points(200), points(7, seed=1)
     every = sum(value.numel() for value in model.parameters())
     settings = {"subsample_size": 200, "n_eigenvalues": every, "prior_precision": PRECISION}
-    found = rival(model, "ella", **settings).fit([(x, labels(200))]).predict(new)
+    found = baseline(model, "ella", **settings).fit([(x, labels(200))]).predict(new)
     truth = dense_posterior(model, x, new)
     torch.testing.assert_close(found.covariance, truth, rtol=1e-6, atol=1e-6)
 
@@ -108,7 +110,7 @@ def test_a_nystrom_basis_of_everything_is_the_dense_posterior():
 def test_inducing_points():
     """What they explain is taken from J*J*ᵀ/δ; their Jacobian is differentiated in them."""
     model, x, new = mlp(), points(60), points(7, seed=1)
-    found = rival(model, "valla", prior_precision=PRECISION).fit([(x, labels(60))])
+    found = baseline(model, "valla", prior_precision=PRECISION).fit([(x, labels(60))])
     posterior = found._posterior
     assert float(posterior.prior_precision.detach()) == pytest.approx(PRECISION)  # not learned
     z, picks = posterior.inducing_locations, posterior.inducing_classes
@@ -135,7 +137,7 @@ def test_each_method_runs_on_a_network_with_batch_norms(method):
 
     def posterior(seed=0):
         settings = {"prior_precision": 10.0, "predictive": "mc", "draws": 64, "seed": seed}
-        return rival(model, method, **settings).fit([(x, y)])
+        return baseline(model, method, **settings).fit([(x, y)])
 
     found = posterior()
     p, gaussian = found.predict_proba(x), found.predict(x)
@@ -153,7 +155,7 @@ def test_the_model_is_left_as_it_was(method):
     model, x, y = resnet()
     model.layer1[0].conv1.weight.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
-    rival(model, method, prior_precision=10.0).fit([(x, y)], tune=[(x, y)]).predict_proba(x)
+    baseline(model, method, prior_precision=10.0).fit([(x, y)], tune=[(x, y)]).predict_proba(x)
     after = model.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in after.items())
@@ -167,7 +169,7 @@ def test_the_model_is_left_as_it_was(method):
 def test_a_tempered_likelihood_is_a_scaled_covariance():
     """J(H/τ + δI)⁻¹Jᵀ, for H from a fit in which nothing was tempered."""
     model, (x, y), (new, _) = trained(), data(60), data(5, seed=3)
-    found = rival(model, "full").fit([(x, y)])
+    found = baseline(model, "full").fit([(x, y)])
     found.prior_precision_, found.temperature_ = 0.7, 4.0
     H = found._posterior.H.double() / 4 + 0.7 * torch.eye(len(found._posterior.H)).double()
     J = dense_jacobian(model, new).double().reshape(5, 3, -1)
@@ -180,7 +182,7 @@ def test_a_tempered_likelihood_is_a_scaled_covariance():
 @pytest.mark.parametrize("predictive", ["pairwise", "mc"])
 def test_held_out_points_choose_the_best_prior(method, predictive):
     model, (x, y), (new, truth) = trained(), data(60), data(200, seed=3)
-    found = rival(model, method, predictive=predictive).fit([(x, y)], tune=[(new, truth)])
+    found = baseline(model, method, predictive=predictive).fit([(x, y)], tune=[(new, truth)])
     best = nll(found.predict_proba(new), truth)
     least = best + tempering(found.temperature_, 200)
     others = found.gaussians(new, [10.0**i for i in range(-6, 9)])
@@ -195,19 +197,19 @@ def test_held_out_points_choose_the_best_prior(method, predictive):
     assert nll(found.predict_proba(new), truth) == best  # asking for others changes nothing
     assert nll(found.tune([(new, truth)]).predict_proba(new), truth) <= best
     if method not in ("ella", "valla"):
-        evidence = rival(model, method, predictive=predictive).fit([(x, y)])
+        evidence = baseline(model, method, predictive=predictive).fit([(x, y)])
         assert best <= nll(evidence.predict_proba(new), truth) + 1e-4
 
 
 def test_points_that_do_not_tell_the_temperature_leave_it_alone():
     sure = Gaussian(points(20, 3), torch.zeros(20, 3, 3).double())
     outputs = SimpleNamespace(gaussians=lambda precisions: [sure] * len(precisions))
-    assert rival(mlp(), "kfac").tune_on(outputs, labels(20)).temperature_ == 1.0
+    assert baseline(mlp(), "kfac").tune_on(outputs, labels(20)).temperature_ == 1.0
 
 
 @pytest.mark.parametrize("method", ["full", "kfac", "diagonal", "last-layer"])
 def test_the_evidence_is_no_less_than_where_laplace_torch_descends_to(method):
-    found = rival(trained(), method).fit([data(60)])
+    found = baseline(trained(), method).fit([data(60)])
     posterior = found._posterior
     ours = float(posterior.log_marginal_likelihood(found.prior_precision_))
     with pytest.warns(UserWarning, match="link_approx"):
@@ -215,7 +217,7 @@ def test_the_evidence_is_no_less_than_where_laplace_torch_descends_to(method):
     assert ours >= float(posterior.log_marginal_likelihood()) - 1e-6
 
 
-@pytest.mark.parametrize("kind", [MAP, TemperatureScaling, lambda model: rival(model, "kfac")])
+@pytest.mark.parametrize("kind", [MAP, TemperatureScaling, lambda model: baseline(model, "kfac")])
 def test_folds_are_tuned_on_outputs_at_hand(kind, monkeypatch):
     (new, y), some, rest = data(90, seed=3), torch.arange(0, 90, 3), torch.tensor([1, 2, 7])
     found = kind(trained()).fit([data(60)], tune=[(new[some], y[some])])
@@ -236,7 +238,7 @@ def test_folds_are_tuned_on_outputs_at_hand(kind, monkeypatch):
 def test_tuning_sees_every_jacobian_but_twice(method, monkeypatch):
     """For a first look, and for all that is finer; what it then predicts with is known."""
     (new, y), asked = data(90, seed=3), []
-    found = rival(trained(), method).fit([data(60)])
+    found = baseline(trained(), method).fit([data(60)])
     outputs, jacobians = found.outputs(new), found._posterior.backend.jacobians
 
     def counted(x):
@@ -254,7 +256,7 @@ def test_predictions_agree_with_quadrature(predictive, far):
     """Two logits: E σ(f₁ − f₀), f₁ − f₀ ~ N(m, v), by Gauss–Hermite."""
     model, x = mlp(2), points(60)
     settings = {"prior_precision": 0.5, "predictive": predictive, "draws": 100_000}
-    found = rival(model, "full", **settings).fit([(x, labels(60, 2))])
+    found = baseline(model, "full", **settings).fit([(x, labels(60, 2))])
     gaussian = found.predict(x[:5])
     contrast = torch.tensor([-1.0, 1.0]).double()
     m, v = gaussian.mean @ contrast, gaussian.covariance @ contrast @ contrast
@@ -269,29 +271,29 @@ def test_predictions_agree_with_quadrature(predictive, far):
 
 def test_training_ends_when_its_time_is_over(monkeypatch):
     model, x, y = mlp(), points(60), labels(60)
-    through = rival(model, "valla", batch_size=20, iterations=6).fit([(x, y)])
+    through = baseline(model, "valla", batch_size=20, iterations=6).fit([(x, y)])
     assert (through.complete_, through.epochs_) == (True, 2.0)
     clock = SimpleNamespace(monotonic=count().__next__)  # a second passes whenever it is asked
     for module in (laplace_torch, laplace_backend):
         monkeypatch.setattr(module, "time", clock)
-    stopped = rival(model, "valla", batch_size=20, iterations=10**6, seconds=12).fit([(x, y)])
+    stopped = baseline(model, "valla", batch_size=20, iterations=10**6, seconds=12).fit([(x, y)])
     assert not stopped.complete_
     assert 2 < stopped.epochs_ < 4
     assert bool(stopped.predict_proba(x).isfinite().all())
     with pytest.raises(TimeoutError, match="give more"):
-        rival(model, "valla", seconds=0.5).fit([(x, y)])
+        baseline(model, "valla", seconds=0.5).fit([(x, y)])
 
 
 def test_a_covariance_that_cannot_be_is_said():
     model, x = mlp().float(), 1e3 * points(60, dtype=torch.float32)
-    found = rival(model, "full", prior_precision=1e-12).fit([(x, labels(60))])
+    found = baseline(model, "full", prior_precision=1e-12).fit([(x, labels(60))])
     found._posterior.H -= torch.eye(len(found._posterior.H))
     assert bool(found.gaussians(x[:3], [1e-12])[0].covariance.isnan().all())
     with pytest.raises(ValueError, match="pass a larger one"):
         found.predict(x[:3])
 
 
-@pytest.mark.parametrize("kind", [MAP, TemperatureScaling, lambda model: rival(model, "kfac")])
+@pytest.mark.parametrize("kind", [MAP, TemperatureScaling, lambda model: baseline(model, "kfac")])
 def test_bad_data_are_refused(kind):
     good = [(points(5), labels(5))]
     for bad, says in (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
-from probabilities import artists, pictures, rendered
+from probabilities import artists, rendered, some_curves
 
 from paper import plots
 from paper.plots.bayes import CLASSES
@@ -18,7 +18,7 @@ def test_uncertainty_over_the_plane_is_drawn_with_the_points(count):
     plane = {
         "extent": [-3.0, 4.0, -2.5, 3.0],
         "entropies": {
-            f"way {i}": generator.uniform(0, math.log(2), (6, 5)).tolist() for i in range(count)
+            f"method {i}": generator.uniform(0, math.log(2), (6, 5)).tolist() for i in range(count)
         },
         "points": [[0.0, 1.0], [1.0, -0.5], [2.0, 0.25]],
         "labels": [0, 1, 0],
@@ -41,14 +41,14 @@ def test_uncertainty_over_the_plane_is_drawn_with_the_points(count):
 
 @pytest.mark.parametrize("plane", [True, False])
 def test_the_figures_of_a_study_are_those_of_its_first_seeds(plane):
-    given = pictures(3)
+    given = some_curves(3)
     rest = {"mean": {"nll": 0.2, "ece": 0.01, "auroc": 0.9}}
     rest |= {"test_seconds": 1.0, "model_seconds": 1.0}
-    ways = {
-        name: [{"picture": found} | rest, {"picture": None} | rest]
+    methods = {
+        name: [{"curves": found} | rest, {"curves": None} | rest]
         for name, found in zip(["MAP", "a", "b"], given.values(), strict=True)
     }
-    measured = {"ways": ways, "seconds": {}, "attainable_ece": {"tuned": 0.01}}
+    measured = {"methods": methods, "seconds": {}, "attainable_ece": {"tuned": 0.01}}
     if plane:
         measured["plane"] = {
             "extent": [0, 1, 0, 1], "entropies": {"a": [[0.1, 0.2]]}, "points": [[0.5, 0.5]],
@@ -71,14 +71,14 @@ def scored(nll, seconds, ece=0.02):
 
 @pytest.mark.parametrize(("nll", "cut"), [(0.9, True), (0.31, False), (0.1, False)])
 def test_scores_are_a_dot_a_seed_and_a_line_at_their_mean(nll, cut):
-    """A model far worse than all posteriors is told in numbers, so that they can be told apart."""
-    ways = {
+    """A model far worse than all posteriors stands in numbers, so that the others can be seen."""
+    methods = {
         "MAP": [scored(nll, 2.0)],
         "NeuralEF head": [scored(0.2, 2.0), scored(0.24, 3.0)],
         "kfac": [scored(0.3, 80.0)],
     }
-    measured = {"ways": ways, "attainable_ece": {"tuned": 0.015}}
-    figure = plots.laplace_figures({"measured": {"ResNet-8": with_pictures(measured)}})
+    measured = {"methods": methods, "attainable_ece": {"tuned": 0.015}}
+    figure = plots.laplace_figures({"measured": {"ResNet-8": with_curves(measured)}})
     first, ece, _, times = figure["resnet_8_scores"].axes
     seen = [line.get_xdata() for line in first.get_lines()]
     assert [list(values) for values in seen] == [[nll], [0.2, 0.24], [0.3]]
@@ -95,15 +95,15 @@ def test_scores_are_a_dot_a_seed_and_a_line_at_their_mean(nll, cut):
     assert rendered(figure["resnet_8_scores"])
 
 
-def test_every_row_that_is_far_off_is_told_in_numbers():
+def test_every_row_that_is_far_off_stands_in_numbers():
     """Of two the nearer one, too, where it would still make one of all others."""
-    ways = {
+    methods = {
         "paper": [scored(9.0, 1.0)],
         "MAP": [scored(0.9, 1.0)],
         "a": [scored(0.2, 1.0), scored(0.24, 1.0)],
         "b": [scored(0.3, 1.0)],
     }
-    measured = with_pictures({"ways": ways, "attainable_ece": {"tuned": 0.015}})
+    measured = with_curves({"methods": methods, "attainable_ece": {"tuned": 0.015}})
     first, ece, *_ = plots.laplace_figures({"measured": {"x": measured}})["x_scores"].axes
     assert {text.get_text(): text.get_position()[1] for text in first.texts} == {
         "9.0000 →": 0, "0.9000 →": 1,
@@ -112,9 +112,9 @@ def test_every_row_that_is_far_off_is_told_in_numbers():
     assert not ece.texts  # where all are alike none is far off
 
 
-def with_pictures(measured):
-    shown = next(iter(pictures(1).values()))
-    for seeds in measured["ways"].values():
+def with_curves(measured):
+    shown = next(iter(some_curves(1).values()))
+    for seeds in measured["methods"].values():
         for seed in seeds:
-            seed["picture"] = shown
+            seed["curves"] = shown
     return measured

@@ -86,7 +86,7 @@ def test_toy_projects_every_set_by_every_method(studies):
         assert case["methods"]["exact"]["cosines"] == pytest.approx([1.0] * 3)
 
 
-def test_mnist_runs_every_way_on_every_draw(studies):
+def test_mnist_runs_every_method_on_every_draw(studies):
     measured = studies("mnist").result["measured"]
     keys = {"draws", "marginal", "more", "nystrom", "summary", "projection"}
     assert set(measured) == keys
@@ -97,7 +97,10 @@ def test_mnist_runs_every_way_on_every_draw(studies):
     assert [set(draw) for draw in measured["marginal"]] == [shared, shared]
     assert [draw["seed"] for draw in measured["draws"]] == [0, 1]
     assert set(measured["more"]) == {"4", "5"}
-    assert {len(ways["shared"]["eigenvalues"]) for ways in measured["more"].values()} <= {4, 5}
+    assert {len(methods["shared"]["eigenvalues"]) for methods in measured["more"].values()} <= {
+        4,
+        5,
+    }
     assert {name: set(sizes) for name, sizes in measured["nystrom"].items()} == {
         "polynomial": {"60", "120"},
         "rbf": {"60", "120"},
@@ -133,8 +136,9 @@ def test_ntk_chooses_by_the_error_on_unseen_images(studies):
     measured = studies("ntk").result["measured"]
     methods = measured["methods"]
     assert list(methods) == [
-        "paper", "neuralef", "distilled evenly", "distilled", "distilled, from the classifier",
-        "distilled, both trunks",
+        "paper's objective, shared network, bfloat16", "neuralef", "distilled evenly", "distilled",
+        "distilled, from the classifier",
+        "distilled, both networks",
     ]  # fmt: skip
     errors = {name: found["unseen_error"] for name, found in methods.items()}
     assert errors[measured["chosen"]] == min(errors.values())
@@ -191,7 +195,7 @@ def test_tables_print_every_study(studies, name):
     says = {
         "toy": ["two-moon, 40 points", "circles, 40 points", "spin-memory"],
         "mnist": ["dedicated, paper's objective", "Nyström rbf, 120 images", "samples: mean"],
-        "ntk": ["distilled, both trunks", "random features, 3 draws", "20 images × 10 outputs"],
+        "ntk": ["distilled, both networks", "random features, 3 draws", "20 images × 10 outputs"],
     }
     assert all(part in text for part in says[name])
     if name == "ntk":

@@ -8,37 +8,37 @@ from neuralef.report import read_result
 from paper import laplace, plots
 
 
-def test_tables_print_every_way(study):
+def test_tables_print_every_method(study):
     text = printed(read_result(study.folder))
     preset = study.preset
     assert f"{study.case}: tuned on {preset.held} test points" in text
-    for label, records in study.measured["ways"].items():
+    for label, records in study.measured["methods"].items():
         row, *below = [line for line in text.splitlines() if line.startswith(f" {label}  ")]
         mean = np.mean([record["mean"]["nll"] for record in records])
         assert f"{mean:.4f}" in row
         assert ("–" in row) == (label in ("temperature", "ella"))
-        assert len(below) == ("draws" in records[0])
+        assert len(below) == ("monte carlo" in records[0])
         for line in below:
             scores = [
-                f"{np.mean([record[way][name] for record in records]):.4f}"
+                f"{np.mean([record[kind][name] for record in records]):.4f}"
                 for name in ("nll", "ece", "auroc")
-                for way in ("mean", "draws")
+                for kind in ("mean", "monte carlo")
             ]
             assert line.split()[-7:] == [f"{len(records)}", *scores]
     (base,) = [line for line in text.splitlines() if line.startswith(" MAP  ")]
     assert base.rstrip().endswith(" 1.00")
-    missing = [name for name in preset.rivals if name not in study.measured["ways"]]
+    missing = [name for name in preset.baselines if name not in study.measured["methods"]]
     assert ("left out" in text) == bool(missing)
     if missing:
         assert "pip install '.[paper]'" in text
-    cut_short = "valla" in study.measured["ways"]  # half a second is not enough for it
+    cut_short = "valla" in study.measured["methods"]  # half a second is not enough for it
     assert ("valla saw the data" in text) == cut_short
 
 
-def test_draws_stand_beside_pairs_of_the_same_seeds():
+def test_monte_carlo_stands_beside_pairwise_of_the_same_seeds():
     """Earlier results have them for the first seed only."""
-    drawn = {"draws": dict.fromkeys(SCORES, 0.25)}
-    ours = [*scored(nll=0.125, **drawn), *scored(nll=0.875)]
+    sampled = {"monte carlo": dict.fromkeys(SCORES, 0.25)}
+    ours = [*scored(nll=0.125, **sampled), *scored(nll=0.875)]
     result = some_result(ResNet_8={"MAP": scored(), "ours": ours})
     _, line = (line for line in printed(result).splitlines() if line.startswith(" ours  "))
     assert line.split()[1:4] == ["1", "0.1250", "0.2500"]
@@ -51,25 +51,25 @@ def scored(nll=0.5, ece=0.5, **more):
     return [{"mean": dict.fromkeys(SCORES, 0.5) | {"nll": nll, "ece": ece}, **SECONDS, **more}]
 
 
-def some_result(preset="shared", rivals=("kfac", "ella"), **measured):
+def some_result(preset="shared", baselines=("kfac", "ella"), **measured):
     chance = {"untuned": 0.1, "tuned": 0.1, "spread": {"untuned": 0.01, "tuned": 0.02}}
     return {
         "experiment": "laplace",
         "preset": preset,
         "environment": {"torch": "2.0"},
-        "config": {"held": 10, "folds": 2, "rivals": rivals, "rival_seconds": 60.0},
+        "config": {"held": 10, "splits": 2, "baselines": baselines, "baseline_seconds": 60.0},
         "paper": laplace.PAPER,
         "measured": {
-            name.replace("_", "-"): {"ways": ways, "attainable_ece": chance}
-            for name, ways in measured.items()
+            name.replace("_", "-"): {"methods": methods, "attainable_ece": chance}
+            for name, methods in measured.items()
         },
     }
 
 
 def test_what_one_of_two_classifiers_lacks_is_said():
-    """The rivals of the first may be missing while the last has them."""
-    ways = {"MAP": scored()}, {"MAP": scored(), "kfac": scored()}
-    result = some_result(ResNet_8=ways[0], ResNet_14=ways[1])
+    """The baselines of the first may be missing while the last has them."""
+    methods = {"MAP": scored()}, {"MAP": scored(), "kfac": scored()}
+    result = some_result(ResNet_8=methods[0], ResNet_14=methods[1])
     assert "left out: kfac, ella; they need laplace-torch" in printed(result)
     text = printed(result | {"environment": {"laplace-torch": "0.3"}})  # it was not for want of it
     assert "left out: kfac, ella\n" in text
@@ -82,17 +82,17 @@ def test_times_are_over_those_of_the_model_right_beside_them():
     assert ends == ["1.50", "6.00"]
 
 
-def test_a_rival_that_was_cut_short_is_said():
-    ways = {"MAP": scored(), "kfac": scored(complete=True, epochs=1.0)}
-    ways["ella"] = scored(complete=False, epochs=0.125)
-    text = printed(some_result(ResNet_8=ways))
+def test_a_baseline_that_was_cut_short_is_said():
+    methods = {"MAP": scored(), "kfac": scored(complete=True, epochs=1.0)}
+    methods["ella"] = scored(complete=False, epochs=0.125)
+    text = printed(some_result(ResNet_8=methods))
     assert "ella saw the data 0.12 times in 60 s" in text
     assert "kfac saw" not in text
 
 
 def test_the_papers_own_table_is_compared_by_ratios():
-    ways = {"MAP": scored(0.4, 0.05), "NeuralEF head": scored(0.2, 0.01), "kfac": scored()}
-    found = some_result("paper", (), ResNet_20=ways)
+    methods = {"MAP": scored(0.4, 0.05), "NeuralEF head": scored(0.2, 0.01), "kfac": scored()}
+    found = some_result("paper", (), ResNet_20=methods)
     assert "NLL over MAP's: NeuralEF head 0.500; the paper has 0.776" in printed(found)
     assert "ECE over MAP's: NeuralEF head 0.200; the paper has 0.327" in printed(found)
     assert "over MAP's" not in printed(found | {"preset": "shared"})
@@ -105,10 +105,10 @@ def test_figures_are_drawn_from_what_lies_in_the_file(study):
         assert isinstance(figure, Figure)
         shown = [axes for axes in figure.axes if axes.axison]
         assert all(axes.has_data() for axes in shown)
-        ways = list(study.measured["ways"])
+        methods = list(study.measured["methods"])
         if "scores" in name:
-            assert [label.get_text() for label in shown[0].get_yticklabels()] == ways
+            assert [label.get_text() for label in shown[0].get_yticklabels()] == methods
         elif "uncertainty" not in name:
             titles = [axes.get_title(loc="left") for axes in shown]
-            assert [title.replace("\n", " ") for title in titles] == ways
+            assert [title.replace("\n", " ") for title in titles] == methods
             assert max(len(line) for title in titles for line in title.splitlines()) <= 32

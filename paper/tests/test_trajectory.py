@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from laplace_studies import printed
 from studies import never
-from trajectory_studies import CASE, TINY, WAYS, tiny, whole_study, write_frost
+from trajectory_studies import CASE, METHODS, TINY, tiny, whole_study, write_frost
 
 from neuralef.report import KEYS, read_result
 from paper import plots, trajectory
@@ -18,8 +18,8 @@ from paper.data.sets import ENVIRONMENT
 
 FIGURES = {"resnet_8_scores", "resnet_8_samples", "resnet_8_corruptions"}
 CORRUPTED = (
-    "SGD", "SWA", "SWAG", "SWA + NeuralEF", "learnt mean + NeuralEF", "wide mean + NeuralEF",
-    "wide mean + NeuralEF + tail",
+    "SGD", "SWA", "SWAG", "SWA + NeuralEF", "distilled mean + NeuralEF", "wide mean + NeuralEF",
+    "wide mean + NeuralEF + residual",
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_a_study_leaves_a_result_and_its_figures(study):
     config = dataclasses.asdict(TINY) | {"seed": 0}
     assert result["config"] == json.loads(json.dumps(config))
     assert list(result["measured"]) == [CASE]
-    # neither the ledger nor the folders of the recorded values
+    # neither the cache nor the folders of the recorded values
     names = {path.name for path in study.folder.iterdir()}
     assert names == {"result.json", *(f"{name}.png" for name in FIGURES)}
     for name in FIGURES:
@@ -59,24 +59,24 @@ def test_a_result_read_from_its_file_has_all_that_tables_and_figures_need(study)
     result = read_result(study.folder)
     assert set(plots.trajectory_figures(result)) == FIGURES
     text = printed(result)
-    for name in WAYS:
-        score = np.mean([seed["ways"][name]["nll"] for seed in study.seeds])
+    for name in METHODS:
+        score = np.mean([seed["methods"][name]["nll"] for seed in study.seeds])
         assert any(name in line and f"{score:.4f}" in line for line in text.splitlines()), name
     assert f"{CASE}, mean of 2 seeds" in text
     result["measured"][CASE]["seeds"].pop()
     assert f"{CASE}, one seed" in printed(result)
     assert f"SWAG {study.seeds[0]['storage']['SWAG']:,}" in text
     assert "functions recorded: 6, 3" in text
-    assert "M = 3 functions in the kernel (learnt means of all), NLL" in text
+    assert "M = 3 functions in the kernel (distilled means of all), NLL" in text
     assert "regenerated, 4 images each" in " ".join(text.split())
-    assert "left out, for want of its photographs: frost" in text
+    assert "left out, its photographs are not there: frost" in text
 
 
 def test_every_score_is_a_finite_number(study):
     for seed in study.seeds:
-        assert list(seed["ways"]) == WAYS
-        scored = [*seed["ways"].values()]
-        scored += [way for row in seed.get("samples", ()) for way in row["ways"].values()]
+        assert list(seed["methods"]) == METHODS
+        scored = [*seed["methods"].values()]
+        scored += [method for row in seed.get("samples", ()) for method in row["methods"].values()]
         for found in scored:
             assert set(found) == {"nll", "accuracy", "ece", "brier"}
             assert np.isfinite(list(found.values())).all()
@@ -89,21 +89,21 @@ def test_every_score_is_a_finite_number(study):
 
 def test_progress_is_reported(study):
     for seed in (0, 1):
-        for name in WAYS:
+        for name in METHODS:
             (line,) = [v for v in study.lines if v.startswith(f"{CASE} | {seed} | {name}: NLL")]
-            assert f"{study.seeds[seed]['ways'][name]['nll']:.4f}" in line
+            assert f"{study.seeds[seed]['methods'][name]['nll']:.4f}" in line
 
 
 # Corruptions
 
 
-def test_images_are_corrupted_anew_in_every_way_but_frost(study):
+def test_images_are_corrupted_anew_from_their_constants_but_for_frost(study):
     found = study.seeds[0]["corruptions"]
     assert found["source"] == "regenerated"
     assert (found["images"], found["left out"]) == (4, ["frost"])
-    assert tuple(found["ways"]) == CORRUPTED
+    assert tuple(found["methods"]) == CORRUPTED
     assert sum("frost is left out" in line for line in study.lines) == 1
-    for scores in found["ways"].values():
+    for scores in found["methods"].values():
         assert list(scores) == [name for name in CORRUPTIONS if name != "frost"]
         for rows in scores.values():
             assert len(rows) == 5
@@ -123,7 +123,7 @@ def score_under(run, name, corruption, severity, frost=None, seed=0):
 
 @pytest.mark.parametrize(("corruption", "severity"), [("contrast", 5), ("gaussian_noise", 2)])
 def test_scores_under_corruptions_are_those_of_corrupted_images(study, corruption, severity):
-    found = study.seeds[0]["corruptions"]["ways"]
+    found = study.seeds[0]["corruptions"]["methods"]
     for name in CORRUPTED:
         truth = score_under(study.runs[0], name, corruption, severity)
         assert found[name][corruption][severity - 1]["nll"] == pytest.approx(truth, abs=1e-5)
@@ -143,7 +143,7 @@ def test_frost_is_there_with_its_photographs(study, by, tmp_path, monkeypatch):
     assert not any("left out" in line for line in lines)
     frost = read_frost(tmp_path)
     for name in CORRUPTED:
-        rows = found["ways"][name]["frost"]
+        rows = found["methods"][name]["frost"]
         for severity, row in enumerate(rows, 1):
             truth = score_under(study.runs[0], name, "frost", severity, frost, seed=3)
             assert row["nll"] == pytest.approx(truth, abs=1e-5)
@@ -186,7 +186,7 @@ def test_the_command_runs_the_study_and_shows_it(reproduce, monkeypatch, tmp_pat
     assert result["config"]["seed"] == 3
     (seed,) = result["measured"][CASE]["seeds"]
     assert seed["seed"] == 3
-    assert list(seed["corruptions"]["ways"]["SWA"]) == ["frost", "contrast"]
+    assert list(seed["corruptions"]["methods"]["SWA"]) == ["frost", "contrast"]
     assert {path.name for path in folder.iterdir()} == {
         "result.json", *(f"{name}.png" for name in FIGURES)
     }  # fmt: skip

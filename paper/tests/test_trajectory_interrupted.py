@@ -61,8 +61,8 @@ def go_on(folder, preset=ONE, **settings):
 
 def scored(record):
     """All but times, and sizes of files that hold some."""
-    kept = {name: record[name] for name in ("seed", "functions", "weights", "ways")}
-    rows = [(row["samples"], row["ways"]) for row in record.get("samples", ())]
+    kept = {name: record[name] for name in ("seed", "functions", "weights", "methods")}
+    rows = [(row["samples"], row["methods"]) for row in record.get("samples", ())]
     return json.loads(json.dumps(kept | {"samples": rows}))
 
 

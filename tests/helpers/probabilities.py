@@ -4,11 +4,11 @@ import io
 
 import torch
 
-from neuralef.report import picture
+from neuralef.report import curves
 
 P = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.5, 0.3], [0.25, 0.25, 0.5], [1.0, 0.0, 0.0]])
 Y = torch.tensor([0, 2, 2, 1])
-FOREIGN = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.6, 0.4, 0.0]])
+OOD = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.6, 0.4, 0.0]])
 SCORES = {"nll", "accuracy", "ece", "brier"}
 
 
@@ -28,11 +28,11 @@ def artists(axes, kind):
     return [artist for artist in axes.get_children() if isinstance(artist, kind)]
 
 
-def pictures(count, outside=True):
-    """As many pictures, each of its own points."""
+def some_curves(count, ood=True):
+    """The curves of as many posteriors, each at its own points."""
     found = {}
     for number in range(count):
         p, y = random_probabilities(seed=number)
-        foreign = random_probabilities(seed=100 + number)[0] if outside else None
-        found[f"way {number}"] = picture(p, y, foreign)
+        p_ood = random_probabilities(seed=100 + number)[0] if ood else None
+        found[f"method {number}"] = curves(p, y, p_ood)
     return found

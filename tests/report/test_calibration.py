@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probabilities import FOREIGN, SCORES, P, Y, random_probabilities
+from probabilities import OOD, SCORES, P, Y, random_probabilities
 
 from neuralef import metrics
 from neuralef.metrics import ece, reliability
-from neuralef.report import BINS, picture, scores
+from neuralef.report import BINS, curves, scores
 
 rows = st.lists(
     st.lists(st.sampled_from([0.0, 1e-12, 1 / 15, 0.2, 0.5, 1.0]), min_size=3, max_size=3)
@@ -32,17 +32,17 @@ def test_scores_by_hand():
     assert found["brier"] == pytest.approx((0.02 + (0.04 + 0.25 + 0.49) + 0.375) / 3)
 
 
-def test_foreign_points_are_told_by_their_entropy():
-    sure, torn = P[[0, 3]], FOREIGN[:1].expand(3, 3)
+def test_ood_points_are_detected_by_their_entropy():
+    sure, torn = P[[0, 3]], OOD[:1].expand(3, 3)
     found = scores(sure, Y[[0, 3]], torn)
     assert set(found) == SCORES | {"auroc", "aupr"}
     assert (found["auroc"], found["aupr"]) == (1.0, 1.0)
-    assert scores(FOREIGN[:1], Y[:1], sure)["auroc"] == 0
-    assert scores(FOREIGN, Y[:2], FOREIGN)["auroc"] == 0.5
+    assert scores(OOD[:1], Y[:1], sure)["auroc"] == 0
+    assert scores(OOD, Y[:2], OOD)["auroc"] == 0.5
 
 
 def test_scores_are_plain_numbers():
-    found = scores(*random_probabilities(), FOREIGN)
+    found = scores(*random_probabilities(), OOD)
     assert all(type(value) is float for value in found.values())
     json.dumps(found, allow_nan=False)
 
@@ -103,8 +103,8 @@ def test_every_point_lies_in_the_bin_of_its_confidence(pairs, bins):
     assert 0 <= ece(p, y, bins) <= 1
 
 
-def test_a_picture_by_hand():
-    found = picture(P, Y, FOREIGN)
+def test_curves_by_hand():
+    found = curves(P, Y, OOD)
     json.dumps(found, allow_nan=False)
     # confidences .5, .5, .9, 1 of fifteen bins; one of each of the last two is right
     assert [i for i, share in enumerate(found["share"]) if share] == [7, 13, 14]
@@ -114,15 +114,15 @@ def test_a_picture_by_hand():
     empty = [i for i in range(15) if i not in (7, 13, 14)]
     assert {found[key][i] for key in ("confidence", "accuracy") for i in empty} == {None}
     assert found["highest_entropy"] == pytest.approx(math.log(3))
-    assert (len(found["inside"]), sum(found["inside"])) == (BINS, 4)
-    assert found["inside"][0] == 1  # the certain one
-    assert sum(found["outside"]) == 2
-    assert found["outside"][-1] == 1  # the uniform one, whose entropy rounding may push too high
+    assert (len(found["test"]), sum(found["test"])) == (BINS, 4)
+    assert found["test"][0] == 1  # the certain one
+    assert sum(found["ood"]) == 2
+    assert found["ood"][-1] == 1  # the uniform one, whose entropy rounding may push too high
 
 
 @pytest.mark.parametrize("c", [2, 3, 10, 1000])
 def test_no_point_is_lost_at_the_ends_of_a_histogram(c):
     even = torch.full((7, c), 1 / c, dtype=torch.float64)
-    found = picture(torch.eye(c)[:2].double(), torch.tensor([0, 1]), even)
-    assert found["inside"] == [2] + [0] * (BINS - 1)
-    assert found["outside"] == [0] * (BINS - 1) + [7]
+    found = curves(torch.eye(c)[:2].double(), torch.tensor([0, 1]), even)
+    assert found["test"] == [2] + [0] * (BINS - 1)
+    assert found["ood"] == [0] * (BINS - 1) + [7]

@@ -5,14 +5,14 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.patches import StepPatch
-from probabilities import artists, pictures, rendered
+from probabilities import artists, rendered, some_curves
 
-from neuralef.report import BINS, INSIDE, OUTSIDE, figures
+from neuralef.report import BINS, OOD, TEST, figures
 
 
 @pytest.mark.parametrize(("count", "panels"), [(1, 1), (2, 2), (4, 4), (6, 8)])
 def test_reliability_draws_every_bin_that_holds_points(count, panels):
-    given = pictures(count)
+    given = some_curves(count)
     figure = figures.reliability(given)
     assert len(figure.axes) == panels
     assert [axes.axison for axes in figure.axes] == [True] * count + [False] * (panels - count)
@@ -33,11 +33,11 @@ def test_reliability_draws_every_bin_that_holds_points(count, panels):
     assert rendered(figure)
 
 
-@pytest.mark.parametrize("outside", [True, False])
-def test_entropies_are_drawn_as_densities(outside):
-    given = pictures(5, outside)
+@pytest.mark.parametrize("ood", [True, False])
+def test_entropies_are_drawn_as_densities(ood):
+    given = some_curves(5, ood)
     figure = figures.entropies(given, "near", "far")
-    labels = {"near": ("inside", INSIDE)} | ({"far": ("outside", OUTSIDE)} if outside else {})
+    labels = {"near": ("test", TEST)} | ({"far": ("ood", OOD)} if ood else {})
     for axes, (name, found) in zip(figure.axes, given.items(), strict=False):
         assert axes.get_title(loc="left") == name
         steps = {patch.get_label(): patch for patch in artists(axes, StepPatch)}
@@ -54,8 +54,8 @@ def test_entropies_are_drawn_as_densities(outside):
 
 
 def test_no_points_at_all_are_drawn_as_none():
-    found = pictures(1)["way 0"] | {"outside": [0] * BINS}
-    (axes,) = figures.entropies({"way": found}, "near", "far").axes
+    found = some_curves(1)["method 0"] | {"ood": [0] * BINS}
+    (axes,) = figures.entropies({"method": found}, "near", "far").axes
     values = artists(axes, StepPatch)[1].get_data().values
     assert values.tolist() == [0] * BINS
 
@@ -63,13 +63,13 @@ def test_no_points_at_all_are_drawn_as_none():
 def test_coverage_is_drawn_beside_what_it_should_be():
     levels, held = [0.05, 0.5, 0.95], [0.1, 0.4, 1.0]
     other = [0.2, 0.7, 1.0]
-    ways = {"model": other, "posterior": held}
+    methods = {"model": other, "posterior": held}
     figure = figures.coverage(
-        {name: {"levels": levels, "coverage": v, "nll": 1.0} for name, v in ways.items()}
+        {name: {"levels": levels, "coverage": v, "nll": 1.0} for name, v in methods.items()}
     )
     diagonal, *found = figure.axes[0].get_lines()
     np.testing.assert_array_equal(diagonal.get_xydata(), [[0, 0], [1, 1]])
-    for line, (name, values) in zip(found, ways.items(), strict=True):
+    for line, (name, values) in zip(found, methods.items(), strict=True):
         np.testing.assert_array_equal(line.get_xydata(), np.stack([levels, values], 1))
         assert line.get_label() == name
     assert rendered(figure)

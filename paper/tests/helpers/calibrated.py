@@ -3,7 +3,7 @@
 import torch
 from probabilities import random_probabilities
 
-from paper.calibration import over_folds
+from paper.calibration import over_splits
 
 
 class Recorder:
@@ -25,7 +25,7 @@ class Recorder:
         return self.p[outputs]
 
 
-def fold(n=30, held=5, folds=3, seed=0, outside=None):
+def split(n=30, held=5, splits=3, seed=0, ood=None):
     p, y = random_probabilities(n)
     posterior = Recorder(p)
-    return posterior, y, over_folds(posterior, torch.arange(n), y, outside, held, folds, seed)
+    return posterior, y, over_splits(posterior, torch.arange(n), y, ood, held, splits, seed)

@@ -20,29 +20,29 @@ from paper.posteriors import Settings
 
 SETTINGS = Settings(
     k=4,
-    trunk_k=3,
+    separate_k=3,
     most=8,
     samples=16,
     sampled_k=5,
     steps=2,
-    lesson_steps=2,
+    distill_steps=2,
     copies=1,
     head_steps=2,
     refine_points=24,
 )
 PLANE = laplace.Preset(
-    Plan("plane", train=40, test=60), SETTINGS, exact=(2, 8), rivals=laplace.RIVALS,
-    rival_seconds=0.5, seeds=2, folds=2, held=10,
+    Plan("plane", train=40, test=60), SETTINGS, exact=(2, 8), baselines=laplace.BASELINES,
+    baseline_seconds=0.5, seeds=2, splits=2, held=10,
 )  # fmt: skip
 TINY = {
     "plane": PLANE,
     "checkpoint": dataclasses.replace(
-        PLANE, plan=Plan("checkpoint", train=30, test=24), exact=(2,), rivals=("last-layer",),
-        seeds=1, folds=1,
+        PLANE, plan=Plan("checkpoint", train=30, test=24), exact=(2,), baselines=("last-layer",),
+        seeds=1, splits=1,
     ),
     "train": dataclasses.replace(
         PLANE, plan=Plan("train", train=130, test=24, depths=(8,), epochs=1), exact=(2,),
-        rivals=(), seeds=1, folds=1,
+        baselines=(), seeds=1, splits=1,
     ),
 }  # fmt: skip
 CASES = {"plane": "two-moon", "checkpoint": "ResNet-8", "train": "ResNet-8"}
@@ -53,15 +53,15 @@ FIGURES = {
     "checkpoint": {f"resnet_8_{name}.png" for name in ("scores", "reliability", "entropy")},
     "train": {f"resnet_8_{name}.png" for name in ("scores", "reliability", "entropy")},
 }
-TRUNKS = {
-    "plane": ["distilled trunk: own"],
-    "checkpoint": ["distilled trunk: started from the model", "distilled trunk: own"],
-    "train": ["distilled trunk: started from the model", "distilled trunk: own"],
+DISTILLED = {
+    "plane": ["distilled network: own"],
+    "checkpoint": ["distilled network: started from the model", "distilled network: own"],
+    "train": ["distilled network: started from the model", "distilled network: own"],
 }
 SHARED = {
     "exact": ("exact spectrum",),
     "sampled": ("features", "sampled spectrum"),
-    "distilled": ("exact spectrum", "lessons"),
+    "distilled": ("exact spectrum", "distillation targets"),
     "NeuralEF": ("features",),
     "paper": ("features",),
 }
@@ -69,7 +69,7 @@ SCORES = {"nll", "accuracy", "ece", "brier", "auroc", "aupr"}
 
 
 def over_the_plane(*given, made=None):
-    """The picture of the plane, whose network trains for two steps whatever it is told."""
+    """The entropies over the plane, of a network that always trains for two steps."""
 
     def short(k, **settings):
         if made is not None:
@@ -78,10 +78,10 @@ def over_the_plane(*given, made=None):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(laplace, "NeuralEF", short)
-        return PICTURED(*given)
+        return WHOLE_PLANE(*given)
 
 
-PICTURED = laplace.over_the_plane
+WHOLE_PLANE = laplace.over_the_plane
 
 
 def write_plain(folder, name, figure):
@@ -101,8 +101,8 @@ def tiny(patch, kind, read=blobs):
 
 def few(patch):
     """Of all posteriors the first three."""
-    ways = laplace.ways
-    patch.setattr(laplace, "ways", lambda *given: itertools.islice(ways(*given), 3))
+    methods = laplace.methods
+    patch.setattr(laplace, "methods", lambda *given: itertools.islice(methods(*given), 3))
 
 
 def checkpoint(folder, seed=5, outputs=10):
@@ -148,16 +148,16 @@ def only(kind):
     return pytest.mark.parametrize("study", [kind], indirect=True)
 
 
-def expected_ways(kind):
+def expected_methods(kind):
     preset = TINY[kind]
     exact = [f"exact, k = {k}" for k in preset.exact]
-    own = ["MAP", "temperature", *exact, "exact, k = 8, with tail", "sampled features, k = 5"]
+    own = ["MAP", "temperature", *exact, "exact, k = 8, with residual", "sampled features, k = 5"]
     if kind == "train":
         return own[:3]
-    networks = ["NeuralEF head", "NeuralEF trunk"]
-    trained = [name for network in networks for name in (network, f"{network}, learnt tail")]
-    learnt = [*trained, "distilled head", *TRUNKS[kind]]
-    return [*own, *learnt, "paper", *preset.rivals]
+    networks = ["NeuralEF head", "NeuralEF separate network"]
+    trained = [name for network in networks for name in (network, f"{network}, learned residual")]
+    networks = [*trained, "distilled head", *DISTILLED[kind]]
+    return [*own, *networks, "paper", *preset.baselines]
 
 
 def seeds_of(label, kind):

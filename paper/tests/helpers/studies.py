@@ -21,7 +21,7 @@ TINY = {
         ntk,
         ntk.Preset(
             images=130, test_images=30, depth=8, width=2, epochs=2, weight_decay=1e-3, k=3,
-            samples=16, steps=5, copies=1, repeats=2, lesson_steps=6, draws=3,
+            samples=16, steps=5, copies=1, repeats=2, distill_steps=6, draws=3,
             scale_images=20, scale_samples=16, scale_pairs=3,
         ),
     ),

@@ -23,11 +23,12 @@ TINY = trajectory.Preset(
     synthetic=True,
 )  # fmt: skip
 CASE = "ResNet-8"
-WAYS = [
+METHODS = [
     "SGD", "last iterate", "SWA", "SWAG", "SWAG, low rank", "SWA + NeuralEF",
-    "SWA + NeuralEF, as published", "learnt mean", "learnt mean + NeuralEF", "wide mean",
-    "wide mean + NeuralEF", "wide mean + NeuralEF + tail", "all recorded functions",
-    "SWA + exact top functions", "mean + exact top functions",
+    "SWA + NeuralEF, paper's objective, shared network, float32", "distilled mean",
+    "distilled mean + NeuralEF", "wide mean", "wide mean + NeuralEF",
+    "wide mean + NeuralEF + residual", "all recorded functions", "SWA + exact top functions",
+    "mean + exact top functions",
 ]  # fmt: skip
 
 

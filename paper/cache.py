@@ -9,7 +9,7 @@ from typing import Any
 from neuralef.report import write_json
 
 
-class Ledger:
+class ResultCache:
     """Records by their names in a JSON file, of a run with given settings.
 
     `machine` is what the records are made on from now on; `machines` all that made some.
@@ -50,11 +50,11 @@ class Ledger:
     def environment(self) -> dict[str, Any]:
         """The first machine that made a record, and the others below it."""
         first, *others = self.machines or [self.machine]
-        return first | ({"later sittings": others} if others else {})
+        return first | ({"later sessions": others} if others else {})
 
     @property
     def machines(self) -> list[dict[str, Any]]:
-        """What the records were made on, in the order of their sittings."""
+        """What the records were made on, in the order of their sessions."""
         return self.content["machines"]
 
     def write(self, key: str, record: Any, name: str, seconds: dict[str, float]) -> None:

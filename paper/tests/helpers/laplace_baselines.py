@@ -26,7 +26,7 @@ def labels(n, classes=3):
 
 
 def data(n, seed=0):
-    """Points, and labels that they tell in part."""
+    """Points, and labels that depend on them in part."""
     x = points(n, seed=seed)
     torch.manual_seed(seed)
     return x, torch.distributions.Categorical(logits=x @ points(2, 3, seed=9)).sample()
@@ -49,6 +49,6 @@ def resnet():
     return model, images, labels(24)
 
 
-def rival(model, method, **settings):
+def baseline(model, method, **settings):
     pytest.importorskip("laplace")
     return LaplaceTorch(model, method, **SMALL.get(method, {}) | settings)
