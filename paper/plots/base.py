@@ -5,8 +5,6 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# what the studies of networks run of the paper's method
-PUBLISHED = "paper's objective, shared network, bfloat16"
 LABELS = {
     "truth": "truth (quadrature)",
     "exact": "exact",
@@ -24,7 +22,7 @@ LABELS = {
     "distilled": "distilled",
     "distilled, from the classifier": "distilled, from the classifier",
     "distilled, both networks": "distilled, both networks",
-    PUBLISHED: PUBLISHED,
+    "paper's objective, shared network, bfloat16": "paper's objective, shared network, bfloat16",
 }
 COLORS = {
     "truth": "#222222",
@@ -43,7 +41,7 @@ COLORS = {
     "distilled": "#4f9d69",
     "distilled, from the classifier": "#2a6f4e",
     "distilled, both networks": "#b07d12",
-    PUBLISHED: "#d1495b",
+    "paper's objective, shared network, bfloat16": "#d1495b",
 }
 
 
