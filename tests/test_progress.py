@@ -136,8 +136,8 @@ def posterior(x, **settings):
         lambda x: trained(x, progress=False),
         lambda x: posterior(x, samples=8),
         lambda x: posterior(x, samples=4096),
-        lambda x: posterior(x, tail="learnt", prior_variance=1.0),
-        lambda x: posterior(x, tail=True, prior_variance=1.0),
+        lambda x: posterior(x, residual="learned", prior_variance=1.0),
+        lambda x: posterior(x, residual=True, prior_variance=1.0),
     ],
     ids=["training", "sampled", "whole", "learnt tail", "tail"],
 )

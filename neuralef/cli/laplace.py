@@ -18,13 +18,14 @@ from neuralef.data.tables import read_table
 from neuralef.laplace import LinearizedLaplace
 from neuralef.laplace.laplace import SAMPLES
 from neuralef.posterior.baselines import MAP
-from neuralef.posterior.fitting import LIKELIHOODS, check_targets, residual_noise
+from neuralef.posterior.fitting import check_targets, residual_noise
 from neuralef.report.calibration import interval_scores, picture, scores
 from neuralef.report.record import timed
 from neuralef.solvers import Distill, NeuralEF, Subspace
 
 SOLVERS: Choices = {"neuralef": NeuralEF, "distill": Distill, "exact": Subspace}
-TAILS: dict[str, bool | str] = {"none": False, "exact": True, "learnt": "learnt"}
+RESIDUALS: dict[str, bool | str] = {"none": False, "exact": True, "learned": "learned"}
+LIKELIHOODS = ("classification", "regression")
 Pair = tuple[Tensor, Tensor]
 
 
@@ -33,20 +34,24 @@ class Laplace:
     """Turn a trained model into calibrated predictions: a posterior and how good it is."""
 
     checkpoint: str = argument("State dict, .pt or .safetensors.")
-    model: str = option("What builds the model: package.module:function.")
-    train: str = option(".npz with the training set, arrays x and y.")
-    test: str = option(".npz with points to report on, x and y.")
-    tune: str | None = option(".npz with held-out points; without it the evidence tunes.", None)
-    outside: str | None = option(".npz with foreign points x, to be told by their entropy.", None)
-    likelihood: str = option("classification or regression.", "classification")
-    solver: str = option("neuralef, distill or exact.", "neuralef")
-    k: int = option("Number of eigenfunctions.", 50)
-    steps: int | None = option("Number of steps of solvers that train.", None, "2000")
-    samples: int | None = option("Random features of neuralef: time and memory.", None, "4096")
-    tail: str = option("Give back what k functions leave out: none, exact or learnt.", "none")
-    predictive: str | None = option(
-        "pairwise, mc, probit or bridge.", None, "pairwise; mc beyond 32 classes"
+    model: str = option("Function that builds the model, package.module:function.")
+    train: str = option("Training set, an .npz with arrays x and y.")
+    test: str = option("Points to report on, an .npz with x and y.")
+    tune: str | None = option(
+        "Held-out points, an .npz with x and y; without them the evidence tunes.", None
     )
+    ood: str | None = option("OOD inputs x, an .npz, to be detected by their entropy.", None)
+    likelihood: str = option("Kind of targets: classification or regression.", "classification")
+    solver: str = option("Solver of the eigenproblem: neuralef, distill or exact.", "neuralef")
+    k: int = option("Number of eigenfunctions.", 50)
+    weighting: str = option("Eigenspace: ntk or ggn, the Gauss–Newton matrix.", "ntk")
+    steps: int | None = option("Number of steps of solvers that train.", None, "2000")
+    samples: int | None = option("Number of sketched features, for neuralef.", None, "4096")
+    residual: str = option("Variance beyond the k functions: none, exact or learned.", "none")
+    predictive: str | None = option(
+        "Method for probabilities: pairwise, mc, probit or bridge.", None,
+        "pairwise; mc beyond 32 classes",
+    )  # fmt: skip
     seed: int = option("Seed of every random number.", 0)
 
 
@@ -151,17 +156,17 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
     if s.samples is not None and s.solver != "neuralef":
         raise ValueError(f"only neuralef learns from samples: {s.solver} takes no --samples")
     check_choice(s.likelihood, "likelihood", LIKELIHOODS)
-    check_choice(s.tail, "tail", tuple(TAILS))
+    check_choice(s.residual, "residual", tuple(RESIDUALS))
     regression = s.likelihood == "regression"
-    if regression and s.outside is not None:
-        raise ValueError("a regression has no entropy to tell foreign points by: no --outside")
+    if regression and s.ood is not None:
+        raise ValueError("a regression has no entropy to detect OOD inputs by: leave --ood out")
     model = make_model(s.model, s.checkpoint, device)
     train, test = (read_pair(path, model, s.likelihood) for path in (s.train, s.test))
     tune = None if s.tune is None else read_pair(s.tune, model, s.likelihood)
-    outside = None if s.outside is None else read_points(s.outside, model)
+    ood = None if s.ood is None else read_points(s.ood, model)
     posterior = LinearizedLaplace(
-        model, s.likelihood, solver, tail=TAILS[s.tail], predictive=s.predictive, seed=s.seed,
-        samples=SAMPLES if s.samples is None else s.samples,
+        model, s.likelihood, solver, weighting=s.weighting, residual=RESIDUALS[s.residual],
+        predictive=s.predictive, samples=SAMPLES if s.samples is None else s.samples,
     )  # fmt: skip
     _, seconds = timed(lambda: posterior.fit([train], tune=tune and [tune]))
     posterior.save(out / "posterior.safetensors")
@@ -170,14 +175,14 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
     if regression:
         x, y = tune or train
         variance, shape = residual_noise(y, plain.outputs(x))  # what the model leaves of them
-        noises = variance * shape, (posterior.noise_ or 0.0) * posterior.noise_shape
+        noises = variance * shape, (posterior.noise_ or 0.0) * posterior.noise_shape_
     return {
-        "fit_seconds": seconds, "eigenvalues": posterior.spectrum.eigenvalues.tolist(),
+        "fit_seconds": seconds, "eigenvalues": posterior.spectrum_.eigenvalues.tolist(),
         "prior_variance": posterior.prior_variance_, "temperature": posterior.temperature_,
         "predictive": None if regression else posterior.predictive_,
-        "noise": posterior.noise_, "noise_shape": posterior.noise_shape.tolist(),
-        "model": judge(plain, test, outside, noises[0]),
-        "posterior": judge(posterior, test, outside, noises[1]),
+        "noise": posterior.noise_, "noise_shape": posterior.noise_shape_.tolist(),
+        "model": judge(plain, test, ood, noises[0]),
+        "posterior": judge(posterior, test, ood, noises[1]),
     }  # fmt: skip
 
 

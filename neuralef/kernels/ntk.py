@@ -51,11 +51,11 @@ class NTK(SampledKernel):
     """
 
     def __init__(
-        self, model: nn.Module, samples: int | None = None, method: str | None = None,
+        self, model: nn.Module | Tangent, samples: int | None = None, method: str | None = None,
         seed: int = 0, epsilon: float = 1e-5,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.tangent = Tangent(model)
+        self.tangent = model if isinstance(model, Tangent) else Tangent(model)
         if method is not None:
             check_choice(method, "method", METHODS)
             if (samples is None) != (method == "exact"):

@@ -1,112 +1,138 @@
-"""The plainest rivals of LinearizedLaplace, under its interface: the model, and one temperature."""
+"""The plainest posteriors, as baselines: the model itself, and one temperature."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_count
+from neuralef.checks import check_choice
 from neuralef.jacobian.models import check_model
-from neuralef.metrics import nll
 from neuralef.points import Points
 from neuralef.posterior.features import outputs_of
-from neuralef.posterior.fitting import check_logits, check_targets, collect, minimise
-from neuralef.posterior.predictive import DRAWS, Gaussian, normals, to_probabilities
+from neuralef.posterior.fitting import (
+    LIKELIHOODS,
+    check_logits,
+    check_targets,
+    collect,
+    mean_nll,
+    minimise,
+)
+from neuralef.posterior.predictive import Gaussian, Posterior, to_probabilities
+from neuralef.serialization.files import fingerprint, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from typing import Self
 
 
-class MAP:
-    """The trained model as it is: p(y|x) = softmax f(x).
+class MAP(Posterior):
+    """The trained model itself: p(y|x) = softmax f(x).
 
     >>> model = nn.Linear(2, 3).eval()
     >>> x, y = torch.randn(20, 2), torch.arange(20) % 3
-    >>> torch.equal(MAP(model).fit([(x, y)]).predict_proba(x), model(x).double().softmax(1))
+    >>> torch.equal(MAP(model).fit(x, y).predict_proba(x), model(x).double().softmax(1))
     True
     """
 
     softmax_temperature_ = 1.0
+    kind: ClassVar[str] = "map"  # of file
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, likelihood: str = "classification") -> None:
         check_model(model)
-        self.model = model
+        check_choice(likelihood, "likelihood", LIKELIHOODS)
+        self.model, self.likelihood = model, likelihood
 
-    def fit(self, loader: Iterable[Any], tune: Iterable[Any] | None = None) -> Self:
-        """Nothing is learned of the training set, whose labels are checked; then `tune`."""
-        self.collect(loader, "loader")
+    def fit(self, data: Any, y: Any = None, *, tune: Any = None) -> Self:
+        """Nothing is learned of the training set, whose targets are checked; then `tune`."""
+        self.collect(data, "data", y)
         return self if tune is None else self.tune(tune)
 
-    def tune(self, held_out: Iterable[Any]) -> Self:
+    def tune(self, held_out: Any, y: Any = None) -> Self:
         """Choose what is open by the likelihood of held-out points; again, if need be."""
-        x, y, _ = self.collect(held_out, "tune")
+        x, y, _ = self.collect(held_out, "tune", y)
         return self.tune_on(self.outputs(x), y)
 
     def tune_on(self, outputs: Any, y: Tensor) -> Self:
         """`tune`, for points whose outputs are at hand: here nothing is open."""
         return self
 
-    def collect(self, loader: Iterable[Any], name: str) -> tuple[Any, Tensor, Tensor]:
-        """Points, labels and logits."""
+    def collect(self, data: Any, name: str, y: Any = None) -> tuple[Any, Tensor, Tensor]:
+        """Points, targets and the model's outputs."""
         device = next((value.device for value in self.model.parameters()), torch.device("cpu"))
-        x, y = collect(loader, device, name)
-        logits = outputs_of(self.model, x)
-        check_logits(logits)
-        return x, check_targets("classification", y, logits), logits
+        x, y = collect(data, device, name, y)
+        outputs = outputs_of(self.model, x)
+        if self.likelihood == "classification":
+            check_logits(outputs)
+        return x, check_targets(self.likelihood, y, outputs), outputs
 
     def outputs(self, x: Points) -> Any:
-        """What has to be known of points, counted and indexed like them: here the logits (n, c)."""
+        """What has to be known of points, counted and indexed like them: here f(x), (n, c)."""
         return outputs_of(self.model, x)
 
-    def predict(self, x: Points) -> Gaussian:
+    def gaussian(self, outputs: Any) -> Gaussian:
         """The outputs of the model, of which it is certain: their covariance is zero."""
-        mean = outputs_of(self.model, x)
-        return Gaussian(mean, torch.diag_embed(torch.zeros_like(mean)))
+        return Gaussian(outputs, torch.diag_embed(torch.zeros_like(outputs)))
 
-    def sample(self, x: Points, draws: int = DRAWS, seed: int = 0) -> Tensor:
-        """Outputs from what `predict` says of each point: (draws, n, c).
-
-        The covariance between points is not at hand: a draw has the same normals at all of them.
-        """
-        found, draws = self.predict(x), check_count(draws, "draws")
-        shape = draws, found.mean.shape[1], check_count(seed, "seed", least=0)
-        return found.mean + found.moves(normals(*shape, found.mean.device))
-
-    def predict_proba(self, x: Points) -> Tensor:
-        """Class probabilities (n, c), or (n, 2) of a model with one logit."""
-        return self.probabilities(self.outputs(x))
+    def functions(self, outputs: Any, draws: int, seed: int) -> Tensor:
+        """The one function that there is, (draws, n, c)."""
+        return outputs.expand(draws, *outputs.shape)
 
     def probabilities(self, outputs: Any) -> Tensor:
         """`predict_proba`, for points whose outputs are at hand."""
-        return to_probabilities(outputs / self.softmax_temperature_)
+        logits = outputs / self.softmax_temperature_
+        return to_probabilities(logits, self.likelihood == "multilabel")
+
+    def save(self, path: str | Path) -> None:
+        """Write what was chosen, and by what the model is known, into a safetensors file."""
+        header: dict[str, Any] = {"model": fingerprint(self.model), "likelihood": self.likelihood}
+        header["softmax_temperature"] = self.softmax_temperature_
+        write_tensors(Path(path), self.kind, header, {})
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module) -> Self:
+        """Read a posterior of this very model."""
+        header, _ = read_tensors(Path(path), cls.kind)
+        if header["model"] != fingerprint(model):
+            raise ValueError(f"{path} is the posterior of another model: its weights differ")
+        found = cls(model, header["likelihood"])
+        found.softmax_temperature_ = header["softmax_temperature"]
+        return found
 
 
 class TemperatureScaling(MAP):
-    """p(y|x) = softmax(f(x)/T), with the T that makes held-out labels likeliest.
+    """p(y|x) = softmax(f(x)/T), with the T of the lowest NLL on held-out points.
 
     C. Guo, G. Pleiss, Y. Sun and K. Weinberger, ICML 2017. T is found as `softmax_temperature_`.
 
     >>> model = nn.Linear(2, 3).eval()
     >>> x, y = torch.randn(60, 2), torch.arange(60) % 3
-    >>> rival = TemperatureScaling(model).fit([(x[:40], y[:40])], tune=[(x[40:], y[40:])])
-    >>> rival.predict_proba(x[:5]).shape
+    >>> scaled = TemperatureScaling(model).fit(x[:40], y[:40], tune=(x[40:], y[40:]))
+    >>> scaled.predict_proba(x[:5]).shape
     torch.Size([5, 3])
     """
 
-    def fit(self, loader: Iterable[Any], tune: Iterable[Any] | None = None) -> Self:
+    kind = "temperature"
+
+    def __init__(self, model: nn.Module, likelihood: str = "classification") -> None:
+        super().__init__(model, likelihood)
+        if likelihood == "regression":
+            raise ValueError("a regression has no softmax whose temperature could be chosen")
+
+    def fit(self, data: Any, y: Any = None, *, tune: Any = None) -> Self:
         """T by the likelihood of the held-out set `tune`."""
         if tune is None:
-            raise ValueError("T is chosen by held-out points: pass them as fit(loader, tune=…)")
-        return super().fit(loader, tune)
+            raise ValueError("T is chosen by held-out points: pass them as fit(data, tune=…)")
+        return super().fit(data, y, tune=tune)
 
     def tune_on(self, outputs: Tensor, y: Tensor) -> Self:
         """`tune`, for points whose outputs are at hand."""
+        multilabel = self.likelihood == "multilabel"
 
         def loss(softmax_temperature: float) -> float:
-            return nll(to_probabilities(outputs / softmax_temperature), y)
+            p = to_probabilities(outputs / softmax_temperature, multilabel)
+            return mean_nll(self.likelihood, p, y)
 
         found = minimise(loss, {"softmax_temperature": None})
         self.softmax_temperature_ = found["softmax_temperature"]

@@ -1,5 +1,8 @@
 """A model and the eigenfunctions of its tangent kernel: made together, evaluated together."""
 
+from __future__ import annotations
+
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,15 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from neuralef.checks import check_alike, check_points
-from neuralef.gram import FeatureGram, Gram
+from neuralef.gram import FeatureGram, Gram, JacobianGram
 from neuralef.jacobian.models import check_model
-from neuralef.kernels.ntk import NTK, fill
-from neuralef.linalg import symmetric
+from neuralef.jacobian.tangent import Tangent
+from neuralef.kernels.ntk import NTK
+from neuralef.linalg import descending_eigh, symmetric
 from neuralef.memory import check_memory
 from neuralef.networks.activation_head import ActivationHead, Activations
-from neuralef.points import Points, evaluate, move, points_at_once
-from neuralef.posterior.regression import LearntTail
+from neuralef.points import Layout, Points, evaluate, move, points_at_once
+from neuralef.posterior.distilled import LearnedResidual
 from neuralef.serialization.files import fingerprint
 from neuralef.solvers import Distill, NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
@@ -30,13 +34,16 @@ class Features:
     """x ↦ the model's outputs f(x), (n, c), and Ψ̃(x) = √μ ψ(x), (n, c, k), in float64.
 
     A head on this very model needs but one pass of it for both. The model must stay what it was.
-    With a learnt `tail` there are c functions more, each of one output alone.
+    With a learned `residual` there are c functions more, each of one output alone.
     """
 
-    tail: LearntTail | None = None
-
-    def __init__(self, model: nn.Module, spectrum: Spectrum) -> None:
-        self.model, self.spectrum = model, spectrum
+    def __init__(
+        self, model: nn.Module, spectrum: Spectrum, residual: LearnedResidual | None = None,
+        diagonal: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """`diagonal` is κ(x, x) at the training points, if it was at hand."""
+        self.model, self.spectrum, self.residual = model, spectrum, residual
+        self.diagonal = diagonal
         self.fingerprint, self._seen = fingerprint(model), _versions(model)
         self._all = fingerprint(model, unsaved=True)
         self.head: ActivationHead | None = None
@@ -51,9 +58,11 @@ class Features:
 
     def check_unchanged(self) -> None:
         """Refuse a model whose weights or mode are no longer those of the posterior."""
-        check_model(self.model)
         now = _versions(self.model)
-        if now != self._seen and fingerprint(self.model, unsaved=True) != self._all:
+        if now == self._seen:
+            return
+        check_model(self.model)
+        if fingerprint(self.model, unsaved=True) != self._all:
             raise ValueError(
                 "the model's weights have changed: a posterior belongs to the weights it was made "
                 "for; make it again"
@@ -72,25 +81,47 @@ class Features:
 
     def _of_one_pass(self, x: Points) -> tuple[Tensor, Tensor]:
         """Of the model, that is: functions that are no head on it have a network of their own."""
-        reader, head, tail = self.tail or self.head, self.head, self.tail
+        reader, head, residual = self.residual or self.head, self.head, self.residual
         if reader is None:
-            return self.model(x), self.scaled(self.spectrum(x))
+            return self.model(x), scaled(self.spectrum, self.spectrum(x))
         out, seen = reader.activations.both(x)
         psi = self.spectrum(x) if head is None else self.spectrum.rotate(head.head(seen))
-        more = [] if tail is None else [tail(seen).diag_embed()]
-        return out, torch.cat([self.scaled(psi), *more], dim=-1)
+        more = [] if residual is None else [residual(seen).diag_embed()]
+        return out, torch.cat([scaled(self.spectrum, psi), *more], dim=-1)
+
+    @property
+    def seed(self) -> int:
+        """That of the solver that found the functions."""
+        return int(self.spectrum.solver.get("seed") or 0)
+
+    def with_residual(self, x: Points, tangent: Tangent) -> Features:
+        """The same with c functions more, learned of what those at hand leave out of κ(x, x)."""
+        c, spectrum, diagonal = self.spectrum.outputs, self.spectrum, self.diagonal
+        if diagonal is None:
+            diagonal = torch.cat([j.square().sum(-1) for j in tangent.chunks(x, c)])
+        residual = LearnedResidual(self.activations(x[:2]), c, self.seed)
+        share = 1 - float(spectrum.explained_trace)
+        residual.learn(x, diagonal.detach(), share, self.seed)
+        return Features(self.model, spectrum, residual)
 
     @torch.no_grad()
-    def information(
-        self, x: Points, outputs: Tensor, weigh: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
-        """Σ_i Ψ̃_iᵀ Λ_i Ψ̃_i, (k, k), from weigh(outputs, Ψ̃) = ΛΨ̃ at the points."""
+    def gauss_newton(
+        self, x: Points, outputs: Tensor, product: Callable[[Tensor, Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (k,) and basis (k, k) of Σ_i Ψ̃_iᵀΛ_iΨ̃_i, from product(outputs, Ψ̃) = ΛΨ̃.
+
+        With a residual (k + c,) eigenvalues, of which the data say nothing: its are zero.
+        """
         k, size = self.spectrum.k, min(1024, points_at_once(x))
         total = torch.zeros(k, k, dtype=torch.float64, device=outputs.device)
         for points, part in zip(x.split(size), outputs.split(size), strict=True):
-            features = self.scaled(self.spectrum(points))
-            total += torch.einsum("nck,ncl->kl", features, weigh(part, features))
-        return total
+            features = scaled(self.spectrum, self.spectrum(points))
+            total += torch.einsum("nck,ncl->kl", features, product(part, features))
+        values, basis = descending_eigh(total[None])
+        values = values[0].clamp_min(0)
+        if self.residual is not None:
+            values = nn.functional.pad(values, (0, outputs.shape[1]))
+        return values, basis[0].contiguous()
 
     def pack(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The spectrum as a header and tensors, without the model itself."""
@@ -101,10 +132,11 @@ class Features:
             tensors = {name: t for name, t in tensors.items() if not name.startswith(SEEN)}
         return header, tensors
 
-    def scaled(self, psi: Tensor) -> Tensor:
-        """Ψ̃ = √μ ψ, (n, c, k) in float64."""
-        features = psi.double() * self.spectrum.eigenvalues.clamp_min(0).sqrt()
-        return features[:, None] if features.ndim == 2 else features
+
+def scaled(spectrum: Spectrum, psi: Tensor) -> Tensor:
+    """Ψ̃ = √μ ψ, (n, c, k) in float64."""
+    features = psi.double() * spectrum.eigenvalues.clamp_min(0).sqrt()
+    return features[:, None] if features.ndim == 2 else features
 
 
 def unpack_features(
@@ -128,70 +160,75 @@ def _finite(outputs: Tensor) -> Tensor:
     return (outputs[:, None] if outputs.ndim == 1 else outputs).double()
 
 
-def _versions(model: nn.Module) -> tuple[list[tuple[int, int]], float]:
-    """What changes when weights are changed, through `.data` the norm alone: found at once."""
+def _versions(model: nn.Module) -> tuple[list[Any], float]:
+    """What changes with the mode or the weights, through `.data` the norm alone: found at once."""
     tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
     norm = get_total_norm([t for t in tensors if t.is_floating_point()])
-    return [(t.data_ptr(), t._version) for t in tensors], float(norm)
+    modes = [module.training for module in model.modules()]
+    return [modes, *((t.data_ptr(), t._version) for t in tensors)], float(norm)
 
 
-def remainder(kernel: NTK, x: Points, features: Tensor) -> Tensor:
+def residual_blocks(tangent: Tangent, x: Points, features: Tensor) -> Tensor:
     """κ(x, x) − Ψ̃Ψ̃ᵀ, (n, c, c), with what is negative cut off."""
-    x = move(check_points(x, integers=True), kernel.tangent.device)
     with torch.no_grad():
-        blocks = [j @ j.mT for j in kernel.tangent.chunks(x, features.shape[1])]
-    left = torch.cat(blocks).double() - features @ features.mT
+        blocks = [(j.double() @ j.double().mT) for j in tangent.chunks(x, features.shape[1])]
+    left = torch.cat(blocks) - features @ features.mT
     values, vectors = torch.linalg.eigh(symmetric(left))
     return (vectors * values.clamp_min(0)[:, None]) @ vectors.mT
 
 
-def eigenfunctions(
-    model: nn.Module, folded: nn.Module, kernel: NTK, x: Points, solver: Solver | Spectrum | None,
-    network: nn.Module | None, samples: int, seed: int, tail: bool,
-) -> tuple[Spectrum, Tensor | None]:  # fmt: skip
-    """Those of the tangent kernel on the points x; for a `tail` its diagonal, if features tell."""
-    layout = kernel.layout(x)
-    if isinstance(solver, Spectrum):
-        if solver.layout != layout:
-            raise ValueError(f"the spectrum has {solver.layout}, the model {layout}")
-        _check_model_of(solver, kernel)
-        return solver, None
+def solved(
+    model: nn.Module, tangent: Tangent, x: Points, weights: Tensor | None,
+    solver: Solver | None, network: nn.Module | None, samples: int,
+) -> Features:  # fmt: skip
+    """The tangent kernel's eigenfunctions on the points x, under a measure of `weights` if any."""
+    outputs = tangent.outputs(x)
     if solver is None:
-        solver = NeuralEF(min(FUNCTIONS, len(x) * layout.outputs), seed=seed)
+        solver = NeuralEF(min(FUNCTIONS, len(x) * outputs))
     if not isinstance(solver, TrainedSolver):
-        return solver.solve(kernel.gram(x)), None
+        gram: Gram = JacobianGram(tangent, x)
+        return Features(model, solver.solve(gram if weights is None else gram.weighted(weights)))
     if network is None:
         network = ActivationHead(
-            model, solver.k + solver.oversample, layout.outputs, normalize=solver.normalized,
-            seed=seed, example=x[:2],
+            model, solver.k + solver.oversample, outputs, normalize=solver.normalized,
+            seed=solver.seed, example=x[:2],
         )  # fmt: skip
         network.standardize(x)
-    if isinstance(solver, Distill):
-        return solver.solve(kernel.gram(x), network), None
-    gram = explicit(kernel, folded, x, samples, seed)
-    return solver.solve(gram, network), gram.diagonal() if tail else None
+    distilled = isinstance(solver, Distill)
+    gram = JacobianGram(tangent, x) if distilled else explicit(tangent, x, samples, solver.seed)
+    diagonal = gram.diagonal() if isinstance(gram, FeatureGram) else None
+    gram = gram if weights is None else gram.weighted(weights)
+    # a copy, since functions that an earlier fit found must not change under it
+    spectrum = solver.solve(gram, copy.deepcopy(network))
+    return Features(model, spectrum, diagonal=diagonal)
 
 
-def explicit(kernel: NTK, model: nn.Module, x: Points, samples: int, seed: int) -> Gram:
-    """The kernel of a model by explicit features: Jacobians if they are short, else random ones."""
-    tangent, outputs = kernel.tangent, kernel.layout(x).outputs
+def explicit(tangent: Tangent, x: Points, samples: int, seed: int) -> Gram:
+    """The kernel of a model by explicit features: Jacobians if they are short, else sketches."""
+    outputs = tangent.outputs(x)
     if tangent.size > samples:
-        return NTK(model, samples=samples, seed=seed).gram(x)
+        return NTK(tangent, samples=samples, seed=seed).gram(x)
     shape = (len(x), outputs, tangent.size)
     what, advice = "points × outputs × weights", "take samples, fewer than there are weights"
     check_memory(shape, tangent.dtype, x.device, what, advice)
     phi = torch.empty(shape, dtype=tangent.dtype, device=x.device)
-    fill(phi, (jacobian * tangent.size**0.5 for jacobian in tangent.chunks(x, outputs)))
+    start = 0
+    for jacobian in tangent.chunks(x, outputs):
+        phi[start : start + len(jacobian)] = jacobian * tangent.size**0.5
+        start += len(jacobian)
     return FeatureGram(x, phi[:, 0] if outputs == 1 else phi)
 
 
-def _check_model_of(spectrum: Spectrum, kernel: NTK) -> None:
+def check_spectrum(spectrum: Spectrum, tangent: Tangent, x: Points) -> None:
     """Refuse functions of another model's tangent kernel, where they tell whose they are."""
+    layout = Layout(tangent.outputs(x))
+    if spectrum.layout != layout:
+        raise ValueError(f"the spectrum has {spectrum.layout}, the model {layout}")
     network = spectrum.network
-    tangent = getattr(getattr(network, "kernel", network), "tangent", None)
-    if tangent is None:
+    other = getattr(getattr(network, "kernel", network), "tangent", None)
+    if other is None:
         return
-    own, others = kernel.tangent.weights(), tangent.weights()
+    own, others = tangent.weights(), other.weights()
     same = own.keys() == others.keys() and all(
         value.shape == others[name].shape
         and torch.allclose(value, others[name].to(value), rtol=1e-3, atol=1e-6)

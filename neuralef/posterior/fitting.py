@@ -1,7 +1,8 @@
 """What posteriors are fitted to, loaders and targets, and how their hyper-parameters are chosen."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,29 +10,31 @@ import torch
 from torch import Tensor
 
 from neuralef.checks import check_finite, check_points
+from neuralef.memory import check_memory
+from neuralef.metrics import nll
 from neuralef.points import POINTS_AT_ONCE, flat, join, move
 from neuralef.warnings import warn_user
 
-LIKELIHOODS = ("classification", "regression")
+LIKELIHOODS = ("classification", "regression", "multilabel")
 LABELS = ("labels", "label", "targets", "target", "y")
 FEW_CLASSES = 32
 # The logarithms of hyper-parameters are looked for within these bounds.
 LOWEST, HIGHEST = math.log(1e-8), math.log(1e8)
 LOW, HIGH = LOWEST + 0.1, HIGHEST - 0.1  # what lies beyond is at the edge
 GRID = 17
+LEAST = 1e-12  # probability, whose logarithm is finite
 TEMPERING = 1.0  # of the log-likelihood, for each factor e
 
 
-def collect(data: Iterable[Any], device: torch.device, name: str = "loader") -> tuple[Any, Tensor]:
-    """All points and targets of an iterable of pairs (x, y) or of dicts, moved to a device.
+def collect(
+    data: Any, device: torch.device, name: str = "data", y: Any = None
+) -> tuple[Any, Tensor]:
+    """All points and targets, moved to a device: of points with targets y, or of batches.
 
-    A second pass must give the same points, in any order: eigenfunctions belong to fixed points.
+    Batches are pairs (x, y) or dicts; one of them may stand for all. A second pass must give the
+    same points, in any order: eigenfunctions belong to fixed points.
     """
-    if isinstance(data, (Tensor, Mapping)) or not isinstance(data, Iterable):
-        raise TypeError(
-            f"{name} must be an iterable of batches (x, y), such as a DataLoader or [(x, y)], got "
-            f"{type(data).__name__}"
-        )
+    data = _batches(data, name, y)
     parts = [_split(batch, name) for batch in data]
     if not parts:
         raise ValueError(f"{name} yields no batches: is it a generator that was used up?")
@@ -59,17 +62,52 @@ def collect(data: Iterable[Any], device: torch.device, name: str = "loader") -> 
     return move(x, device), y.to(device)
 
 
+def _batches(data: Any, name: str, y: Any) -> Iterable[Any]:
+    if y is not None:
+        if is_loader(data) or not (isinstance(y, Sequence) or hasattr(y, "__array__")):
+            raise TypeError(
+                f"beside points, y must hold their targets, got {type(y).__name__}; a loader of "
+                "batches (x, y) goes alone, held-out points go to tune="
+            )
+        return [(data, y)]
+    one = isinstance(data, tuple) and len(data) == 2 and hasattr(data[1], "__array__")
+    if one or isinstance(data, Mapping):
+        return [data]
+    if isinstance(data, Tensor) or not isinstance(data, Iterable):
+        raise TypeError(
+            f"{name} must be points with their targets, or an iterable of batches (x, y), such as "
+            f"a DataLoader or [(x, y)], got {type(data).__name__}"
+        )
+    return data
+
+
+def is_loader(x: Any) -> bool:
+    """Whether it yields batches of points, where points themselves may stand, too."""
+    if isinstance(x, Mapping) or hasattr(x, "__array__"):
+        return False
+    if isinstance(x, (list, tuple)):  # numbers, or batches
+        first = x[0] if x else ()
+        return isinstance(first, (Mapping, tuple)) or getattr(first, "ndim", 0) > 1 or not x
+    return isinstance(x, Iterable)
+
+
+def points_of(batch: Any) -> Any:
+    """The points of a batch: without its targets, if there are any."""
+    if isinstance(batch, Mapping):
+        rest = {key: value for key, value in batch.items() if key not in LABELS}
+        return rest["x"] if set(rest) == {"x"} else rest
+    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) in (1, 2) else batch
+
+
 def _split(batch: Any, name: str) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
-        rest = dict(batch)
-        found = [key for key in LABELS if key in rest]
+        found = [key for key in LABELS if key in batch]
         if not found:
             raise ValueError(
                 f"{name} yields dicts without targets: expected one of {', '.join(LABELS)}, got "
-                f"{', '.join(map(str, rest))}"
+                f"{', '.join(map(str, batch))}"
             )
-        y = rest.pop(found[0])
-        return (rest["x"] if set(rest) == {"x"} else rest), y
+        return points_of(batch), batch[found[0]]
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     came = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
@@ -90,21 +128,31 @@ def _mark(parts: Iterable[Any]) -> tuple[float, int]:
 
 def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
     """Targets that fit a model's outputs (n, c): class numbers (n,), or values (n, c)."""
-    if likelihood == "regression":
+    if likelihood != "classification":
         y = y.double().reshape(len(y), -1)
         if y.shape[1] != outputs.shape[1]:
             raise ValueError(
                 f"the model gives {outputs.shape[1]} outputs, the targets are {tuple(y.shape)}"
             )
-        check_finite(y, "the targets")
+        check_finite(y, "y")
+        if likelihood == "multilabel" and not bool(((y == 0) | (y == 1)).all()):
+            raise ValueError(f"multilabel targets are 0 or 1, got {y.min():g} to {y.max():g}")
         return y
     classes = max(2, outputs.shape[1])
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    whole = y.ndim == 1 and bool((y == y.long()).all())
+    whole = y.ndim == 1 and not y.is_complex() and bool((y == y.long()).all())
     if not whole or int(y.min()) < 0 or int(y.max()) >= classes:
+        came, advice = f"{y.dtype} of shape {tuple(y.shape)}", ""
+        if y.ndim == 2 and y.shape == outputs.shape:
+            advice = "; one 0 or 1 for each label goes with likelihood='multilabel', values with "
+            advice += "likelihood='regression'"
+        elif not whole:
+            advice = "; for values pass likelihood='regression'"
+        else:
+            came += f" from {y.min()} to {y.max()}"
         raise ValueError(
             f"labels must be whole numbers from 0 to {classes - 1}, one for each point, got "
-            f"{y.dtype} of shape {tuple(y.shape)} from {y.min()} to {y.max()}"
+            f"{came}{advice}"
         )
     return y.long()
 
@@ -127,38 +175,82 @@ def residual_noise(y: Tensor, outputs: Tensor) -> tuple[float, Tensor]:
     return float(squares.mean()), squares / squares.mean()
 
 
-def curvature_product(logits: Tensor, features: Tensor) -> Tensor:
-    """Λ Ψ̃ for the softmax, Λ = diag(p) − ppᵀ, or p(1 − p) for one logit: (n, c, k)."""
-    if logits.shape[1] == 1:
-        p = logits.sigmoid()[..., None]
+def hessian_product(
+    likelihood: str, outputs: Tensor, features: Tensor, noise_shape: Tensor
+) -> Tensor:
+    """ΛΨ̃ with Λ the Hessian of −log p(y|f) in the outputs (n, c), for Ψ̃ (n, c, k).
+
+    diag(p) − ppᵀ of the softmax, p(1 − p) of one logit or of each label, the inverse of the noise's
+    shape (c,) for a regression.
+    """
+    if likelihood == "regression":
+        return features / noise_shape[:, None]
+    if likelihood == "multilabel" or outputs.shape[1] == 1:
+        p = outputs.sigmoid()[..., None]
         return p * (1 - p) * features
-    p = logits.softmax(1)[..., None]
+    p = outputs.softmax(1)[..., None]
     return p * (features - (p * features).sum(1, keepdim=True))
 
 
-def predictive_for(classes: int) -> str:
-    """The method unless another is asked for: pairs of many classes are too unsure, and slow."""
+def hessian(likelihood: str, outputs: Tensor, noise_shape: Tensor) -> Tensor:
+    """Λ itself: (n,) for one output, else (n, c, c)."""
+    n, c = outputs.shape
+    check_memory(
+        (n, c, c), torch.float64, outputs.device, "points × outputs²", "take weighting='ntk'"
+    )
+    blocks = torch.eye(c, dtype=torch.float64, device=outputs.device).expand(n, c, c)
+    found = hessian_product(likelihood, outputs.double(), blocks, noise_shape)
+    return found[:, 0, 0] if c == 1 else found
+
+
+def mean_nll(likelihood: str, p: Tensor, y: Tensor) -> float:
+    """The mean over points of −log p(y), y as `check_targets` has it."""
+    if likelihood == "classification":
+        return nll(p, y)
+    p = p.clamp(LEAST, 1 - LEAST)
+    return float(-(y * p.log() + (1 - y) * (1 - p).log()).sum(1).mean())
+
+
+def predictive_for(likelihood: str, classes: int) -> str:
+    """The method unless another is asked for: of many classes pairwise is underconfident."""
+    if likelihood == "multilabel":
+        return "probit"
     return "pairwise" if classes <= FEW_CLASSES else "mc"
 
 
 def log_evidence(
-    prior_variance: float, curvature: Tensor, weight_norm: float, noise: float | None = None,
+    prior_variance: float, ggn: Tensor, weight_norm: float, noise: float | None = None,
     squares: float = 0.0, rows: float = 0,
 ) -> float:  # fmt: skip
     """The Laplace approximation of log p(y), up to a constant in σ₀² and σ².
 
-    −‖θ‖²/(2σ₀²) − ½ Σ_j log(1 + σ₀² h_j) with h the eigenvalues of Σ Ψ̃ᵀΛΨ̃; for regression with
-    noise σ² the squared errors −Σ(y − f)²/(2σ²) − (r/2) log σ² are added, and h_j is over σ².
+    −‖θ‖²/(2σ₀²) − ½ Σ_j log(1 + σ₀² h_j), h the eigenvalues of the Gauss–Newton matrix Σ Ψ̃ᵀΛΨ̃.
+    A regression with noise σ² has h_j/σ², and its squared errors −Σ(y − f)²/(2σ²) − (r/2) log σ².
 
     >>> log_evidence(1.0, torch.zeros(3), weight_norm=2.0)
     -1.0
     """
-    scaled = curvature.double() / (noise or 1.0)
+    scaled = ggn.double() / (noise or 1.0)
     value = -weight_norm / (2 * prior_variance)
     value -= 0.5 * float((1 + prior_variance * scaled).log().sum())
     if noise is not None:
         value -= squares / (2 * noise) + rows / 2 * math.log(noise)
     return value
+
+
+def by_evidence(
+    ggn: Tensor, weights: Mapping[str, Tensor], given: Mapping[str, float | None],
+    noise: float | None, rows: int,
+) -> dict[str, Any]:  # fmt: skip
+    """What the training set with so many rows of outputs chooses, for one τ."""
+    τ = given["temperature"] or 1.0
+    evidence = partial(
+        log_evidence, ggn=ggn / τ, squares=(noise or 0.0) * rows / τ, rows=rows / τ,
+        weight_norm=sum(float(w.double().square().sum()) for w in weights.values()),
+    )  # fmt: skip
+    open_ = {"prior_variance": given["prior_variance"]} | ({} if noise is None else {"noise": None})
+    found = minimise(lambda **values: -evidence(**values), open_, {"noise": noise or 1.0})
+    return {**found, "temperature": τ}
 
 
 def tempering(temperature: float, count: int) -> float:

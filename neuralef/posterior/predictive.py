@@ -1,20 +1,30 @@
-"""What a posterior says of a model's outputs: Gaussians, draws, and class probabilities."""
+"""What every posterior promises, and what it says of a model's outputs."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from neuralef.checks import check_choice
+from neuralef.checks import check_choice, check_count, check_points
 from neuralef.linalg import symmetric_root
+from neuralef.points import Points, join, move
+from neuralef.posterior.fitting import is_loader, mean_nll, minimise, points_of, tempering
 from neuralef.sketching import even_normals
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 METHODS = ("pairwise", "mc", "probit", "bridge")
-DRAWS = 256  # of Monte Carlo, as in the paper
+DRAWS = 256  # Monte Carlo samples, as in the paper
+COARSE = 32  # for a first look
 NUMBERS_AT_ONCE = {"mc": 2**26, "closed": 2**20}  # the several passes of which stay in the cache
 
 
@@ -31,7 +41,7 @@ class Gaussian:
         return self.covariance.diagonal(dim1=-2, dim2=-1)
 
     def moves(self, normals: Tensor) -> Tensor:
-        """Draws about the mean, (draws, n, c), from standard normals (draws, c) for all points."""
+        """Samples about the mean, (draws, n, c), from normals (draws, c) that all points share."""
         # the symmetric root, since eigenvectors jump from one point to the next
         return torch.einsum("ncd,sd->snc", symmetric_root(self.covariance), normals)
 
@@ -42,6 +52,78 @@ class Gaussian:
         return float(-normal.log_prob(y).mean())
 
 
+class Posterior(ABC):
+    """A distribution over the outputs f(x) of a model: what every posterior promises.
+
+    `predict` gives a Gaussian at each point, `predict_proba` E softmax f(x), `sample` outputs of
+    whole functions, and calling it what its likelihood asks for: the probabilities, or the mean of
+    a regression. Where points go, a loader of batches may go too; their targets are left out.
+    """
+
+    model: nn.Module
+    likelihood: str = "classification"
+
+    @abstractmethod
+    def outputs(self, x: Points) -> Any:
+        """All that has to be known of points, counted and indexed like them: calls the model."""
+
+    @abstractmethod
+    def gaussian(self, outputs: Any) -> Gaussian:
+        """`predict`, for points whose outputs are at hand."""
+
+    @abstractmethod
+    def functions(self, outputs: Any, draws: int, seed: int) -> Tensor:
+        """`sample`, for points whose outputs are at hand."""
+
+    @abstractmethod
+    def probabilities(self, outputs: Any) -> Tensor:
+        """`predict_proba`, for points whose outputs are at hand."""
+
+    @abstractmethod
+    def save(self, path: str | Path) -> None:
+        """Write the posterior, but for a model that `load` is given, into a safetensors file."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, path: str | Path, model: nn.Module) -> Self:
+        """Read a posterior of this model."""
+
+    def __call__(self, x: Points | Iterable[Any]) -> Tensor:
+        """`predict_proba(x)`, or `predict(x).mean` of a regression."""
+        return self.predict(x).mean if self.likelihood == "regression" else self.predict_proba(x)
+
+    def predict(self, x: Points | Iterable[Any]) -> Gaussian:
+        """The outputs at each point: their mean and covariance, without observation noise."""
+        parts = [self.gaussian(self.outputs(part)) for part in self._parts(x)]
+        mean, covariance = ([getattr(p, name) for p in parts] for name in ("mean", "covariance"))
+        return Gaussian(torch.cat(mean), torch.cat(covariance))
+
+    def sample(self, x: Points | Iterable[Any], draws: int = DRAWS, seed: int = 0) -> Tensor:
+        """Outputs of so many functions, (draws, n, c); another `seed` gives others."""
+        draws, seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
+        return self.functions(self.outputs(join(list(self._parts(x)))), draws, seed)
+
+    def predict_proba(self, x: Points | Iterable[Any], **given: Any) -> Tensor:
+        """Class probabilities (n, c), or (n, 2) of one logit; of "multilabel" each by itself."""
+        if self.likelihood == "regression":
+            raise ValueError("a regression has no classes: use predict(x)")
+        return torch.cat([self.probabilities(self.outputs(p), **given) for p in self._parts(x)])
+
+    def _parts(self, x: Points | Iterable[Any]) -> Iterator[Points]:
+        """Points, or those of a loader's batches, on the model's device and some at a time."""
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        batches, none = (map(points_of, x) if is_loader(x) else [x]), True
+        for batch in batches:
+            none = False
+            yield from move(check_points(batch, integers=True), device).split(self._at_once())
+        if none:
+            raise ValueError("x yields no batches: is it a generator that was used up?")
+
+    def _at_once(self) -> int:
+        """How many points `outputs` holds in memory together."""
+        return 2**31
+
+
 def normals(draws: int, size: int, seed: int, device: torch.device) -> Tensor:
     """Standard normal numbers (draws, size), the same on every device."""
     generator = torch.Generator().manual_seed(seed)
@@ -49,106 +131,136 @@ def normals(draws: int, size: int, seed: int, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Hyperparameters:
+    """σ₀², τ, and of a regression the noise σ² on average over its outputs."""
+
+    prior_variance: float
+    temperature: float = 1.0
+    noise: float | None = None
+
+
+@dataclass(frozen=True)
 class Outputs:
     """What a posterior has to know of n points, indexed and counted like them.
 
-    The model's outputs (n, c), Ψ̃ in the basis of H (n, c, k), with a tail κ − Ψ̃Ψ̃ᵀ (n, c, c).
+    The model's outputs (n, c), Ψ̃ in the basis of H (n, c, k), perhaps κ − Ψ̃Ψ̃ᵀ (n, c, c).
     """
 
     mean: Tensor
     features: Tensor
-    tails: Tensor | None = None
+    residual: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.mean)
 
     def __getitem__(self, index: Any) -> Outputs:
-        tails = None if self.tails is None else self.tails[index]
-        return Outputs(self.mean[index], self.features[index], tails)
+        residual = None if self.residual is None else self.residual[index]
+        return Outputs(self.mean[index], self.features[index], residual)
 
     @property
     def directions(self) -> int:
-        """How many numbers make a draw: k; c with a tail, unknown between points."""
-        return self.features.shape[2 if self.tails is None else 1]
+        """How many numbers make a sample: k; c with a residual, unknown between points."""
+        return self.features.shape[2 if self.residual is None else 1]
 
 
 @dataclass(frozen=True)
 class WeightPosterior:
-    """w ~ N(0, diag(h_j/(τσ²) + 1/σ₀²)⁻¹): the weights of f(x) + Ψ̃(x)w, h the curvature (k,).
+    """w ~ N(0, diag(h_j/(τσ²) + 1/σ₀²)⁻¹), the weights of f(x) + Ψ̃(x)w.
 
-    With Ψ̃ in the basis in which H = Σ Ψ̃ᵀΛΨ̃/τ + I/σ₀² is diagonal, all of it is sums over k.
+    h (k,) are the eigenvalues of the Gauss–Newton matrix Σ Ψ̃ᵀΛΨ̃, and Ψ̃ is in its eigenbasis.
 
-    >>> posterior = WeightPosterior(torch.ones(1), prior_variance=1.0)
+    >>> posterior = WeightPosterior(torch.ones(1), Hyperparameters(prior_variance=1.0))
     >>> posterior.gaussian(Outputs(torch.zeros(1, 1), torch.ones(1, 1, 1))).variance
     tensor([[0.5000]])
     """
 
-    curvature: Tensor
-    prior_variance: float
-    temperature: float = 1.0
-    noise: float = 1.0
-    softmax_temperature: float = 1.0
-    seed: int = 0
+    ggn: Tensor
+    chosen: Hyperparameters
+    likelihood: str = "classification"
 
     @property
     def variances(self) -> Tensor:
         """Of the weights, (k,)."""
-        return 1 / (self.curvature / (self.temperature * self.noise) + 1 / self.prior_variance)
+        tempered = self.chosen.temperature * (self.chosen.noise or 1.0)
+        return 1 / (self.ggn / tempered + 1 / self.chosen.prior_variance)
 
     def gaussian(self, outputs: Outputs) -> Gaussian:
         """The mean and the covariance between the outputs of each point."""
         features = outputs.features
         covariance = torch.einsum("nck,ndk->ncd", features * self.variances, features)
-        if outputs.tails is not None:
-            covariance = covariance + self.prior_variance * outputs.tails
+        if outputs.residual is not None:
+            covariance = covariance + self.chosen.prior_variance * outputs.residual
         return Gaussian(outputs.mean, covariance)
 
-    def sample(self, outputs: Outputs, draws: int) -> Tensor:
-        """Outputs (draws, n, c): those of whole functions, from one call to the next."""
-        device = outputs.mean.device
-        return self._draw(outputs, normals(draws, outputs.directions, self.seed, device))
-
-    def _draw(self, outputs: Outputs, normals: Tensor) -> Tensor:
-        if outputs.tails is not None:
-            return outputs.mean + self.gaussian(outputs).moves(normals)
-        scaled = self.variances.sqrt() * normals
+    def sample(self, outputs: Outputs, numbers: Tensor) -> Tensor:
+        """Outputs (draws, n, c) of whole functions, from standard normals (draws, directions)."""
+        if outputs.residual is not None:
+            return outputs.mean + self.gaussian(outputs).moves(numbers)
+        scaled = self.variances.sqrt() * numbers
         return outputs.mean + torch.einsum("nck,sk->snc", outputs.features, scaled)
 
-    def probabilities(self, outputs: Outputs, method: str, draws: int = DRAWS) -> Tensor:
-        """E softmax(f/T), (n, c), or (n, 2) of one logit: over draws, or in closed form."""
-        (_, c, k), drawn = outputs.features.shape, method == "mc"
-        numbers = c * (draws if drawn else max(c, k))  # of a point
-        size = max(1, NUMBERS_AT_ONCE["mc" if drawn else "closed"] // numbers)
-        t, found = self.softmax_temperature, []
+    def probabilities(self, outputs: Outputs, method: str, draws: int, seed: int) -> Tensor:
+        """E softmax(f), (n, c), or (n, 2) of one logit: by Monte Carlo, or in closed form."""
+        (_, c, k), monte_carlo = outputs.features.shape, method == "mc"
+        numbers = c * (draws if monte_carlo else max(c, k))  # of a point
+        size = max(1, NUMBERS_AT_ONCE["mc" if monte_carlo else "closed"] // numbers)
+        found, multilabel = [], self.likelihood == "multilabel"
         for start in range(0, len(outputs), size):
             part = outputs[start : start + size]
-            if drawn:
-                even = even_normals(draws, part.directions, self.seed).to(part.mean.device)
-                found.append(to_probabilities(self._draw(part, even) / t).mean(0))
+            if monte_carlo:
+                even = even_normals(draws, part.directions, seed).to(part.mean.device)
+                found.append(to_probabilities(self.sample(part, even), multilabel).mean(0))
             else:
                 gaussian = self.gaussian(part)
-                found.append(probabilities(gaussian.mean / t, gaussian.covariance / t**2, method))
+                closed = probabilities(gaussian.mean, gaussian.covariance, method, multilabel)
+                found.append(closed)
         return torch.cat(found)
 
 
-def probabilities(mean: Tensor, covariance: Tensor, method: str = "pairwise") -> Tensor:
+def by_held_out(
+    likelihood: str, outputs: Outputs, y: Tensor, given: Mapping[str, float | None], ggn: Tensor,
+    method: str, seed: int, noise: Tensor,
+) -> Hyperparameters:  # fmt: skip
+    """What held-out points choose of what is None in `given`; a regression's noise is near (c,)."""
+    size = float(noise.mean())
+    if likelihood == "regression":
+        given = {**given, "temperature": given["temperature"] or 1.0, "noise": None}
+
+    def loss(draws: int = DRAWS, **values: float) -> float:
+        chosen = Hyperparameters(**values)
+        weights = WeightPosterior(ggn, chosen, likelihood)
+        if chosen.noise is not None:
+            return weights.gaussian(outputs).nll(y, chosen.noise / size * noise)
+        p = weights.probabilities(outputs, method, draws, seed)
+        return mean_nll(likelihood, p, y) + tempering(chosen.temperature, len(y))
+
+    found = minimise(loss, given, {"noise": size}, partial(loss, draws=COARSE))
+    return Hyperparameters(**found)
+
+
+def probabilities(
+    mean: Tensor, covariance: Tensor, method: str = "pairwise", multilabel: bool = False
+) -> Tensor:
     """E softmax(f) for f ~ N(mean (n, c), covariance (n, c, c)): (n, c), or (n, 2) for one logit.
 
-    In closed form: "probit" scales each logit by 1/√(1 + πv/8), "pairwise" the difference of each
-    two, "bridge" matches a Dirichlet (Hobbhahn et al. 2022). They are the same for one logit.
+    In closed form: "probit" scales each logit by 1/√(1 + πv/8), and so are labels by themselves;
+    "pairwise" the difference of each two, by up to .16 off where v is large; "bridge" matches a
+    Dirichlet (Hobbhahn et al. 2022), centred for two classes and unsafe beyond.
 
     >>> probabilities(torch.zeros(1, 3), torch.eye(3)[None])
     tensor([[0.3333, 0.3333, 0.3333]])
     """
     check_choice(method, "method", tuple(name for name in METHODS if name != "mc"))
-    if mean.shape[-1] > 1 and method != "probit":
+    if mean.shape[-1] > 1 and method != "probit" and not multilabel:
         return {"pairwise": pairwise, "bridge": laplace_bridge}[method](mean, covariance)
     variance = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
-    return to_probabilities(mean / (1 + math.pi / 8 * variance).sqrt())
+    return to_probabilities(mean / (1 + math.pi / 8 * variance).sqrt(), multilabel)
 
 
-def to_probabilities(logits: Tensor) -> Tensor:
-    """Softmax of c logits, or (1 − σ, σ) of one."""
+def to_probabilities(logits: Tensor, multilabel: bool = False) -> Tensor:
+    """Softmax of c logits, (1 − σ, σ) of one, or σ of each label."""
+    if multilabel:
+        return logits.sigmoid()
     if logits.shape[-1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], dim=-1)
     return logits.softmax(-1)
@@ -169,18 +281,14 @@ def pairwise(mean: Tensor, covariance: Tensor) -> Tensor:
 def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     """The mean of the Dirichlet whose Laplace approximation in the logits is this Gaussian.
 
-    The Gaussian is first conditioned on logits that sum to zero, and scaled down where its variance
-    is too large for the approximation, as its authors advise.
+    The logits are centred, which changes no softmax, and scaled down where their variance is too
+    large for the approximation, as its authors advise. (They condition on logits that sum to zero,
+    which is far off where the variances differ: with f = (0, g) it leaves nothing of g.)
     """
     c = mean.shape[-1]
-    total, rows = covariance.sum((-2, -1)), covariance.sum(-1)
-    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
-    # where the logits' sum hardly varies it is known already, and dividing by rounding is worse
-    known = total <= 1e-9 * trace
-    share = torch.where(known[:, None], 1 / c, rows / total[:, None])
-    mean = mean - share * mean.sum(-1, keepdim=True)
-    left = covariance - rows[:, :, None] * share[:, None, :]
-    variance = torch.where(known[:, None, None], covariance, left).diagonal(dim1=-2, dim2=-1)
+    mean = mean - mean.mean(-1, keepdim=True)
+    rows = covariance.mean(-1)
+    variance = covariance.diagonal(dim1=-2, dim2=-1) - 2 * rows + rows.mean(-1, keepdim=True)
     scale = (variance.mean(-1) / math.sqrt(c / 2)).clamp_min(1.0)[:, None]
     mean, variance = mean / scale.sqrt(), (variance / scale).clamp_min(1e-12)
     # α_i = (1 − 2/c + e^{m_i} Σ_j e^{−m_j}/c²)/v_i, by logarithms

@@ -11,27 +11,35 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_count, check_points
+from neuralef.checks import check_choice, check_count
 from neuralef.jacobian.models import check_model
-from neuralef.points import Points, points_at_once
+from neuralef.points import Points
 from neuralef.posterior.features import Features, unpack_features
-from neuralef.posterior.predictive import DRAWS, Gaussian, to_probabilities
+from neuralef.posterior.fitting import LIKELIHOODS
+from neuralef.posterior.predictive import (
+    DRAWS,
+    Gaussian,
+    Outputs,
+    Posterior,
+    to_probabilities,
+)  # fmt: skip
 from neuralef.serialization.files import fingerprint, read_tensors, write_tensors
 from neuralef.sketching import even_normals
 from neuralef.spectrum import Spectrum
 
 TRAJECTORY = "trajectory"
-SETTINGS = ("draws", "seed", "tail")
-NUMBERS_AT_ONCE = 2**26  # of the draws at some points
+SETTINGS = ("draws", "seed", "residual", "likelihood")
+NUMBERS_AT_ONCE = 2**26  # of the samples at some points
 
 
-class TrajectoryPosterior:
+class TrajectoryPosterior(Posterior):
     """f(x) ~ N(f̄(x), Ψ̃(x)Ψ̃(x)ᵀ): functions that vary as those of a trajectory do.
 
     `mean` is the model of f̄, such as `SWA.of(…).model`; `spectrum` has the top pairs of the kernel
     of the trajectory, for each output by itself or for all together, Ψ̃ = √μ ψ. If the functions
-    are an `ActivationHead` on the mean, one pass gives both. With `tail` each output has, at every
-    point by itself, the variance too that all other functions of the kernel have on average.
+    are an `ActivationHead` on the mean, one pass gives both. With a `residual` each output has, at
+    every point by itself, the variance too that all other functions of the kernel have on average.
+    Probabilities are means over `draws` Monte Carlo samples by the `seed`.
 
     >>> from neuralef import NeuralEF
     >>> from neuralef.trajectory import TrajectoryRecorder
@@ -47,10 +55,12 @@ class TrajectoryPosterior:
 
     def __init__(
         self, mean: nn.Module, spectrum: Spectrum, draws: int = DRAWS, seed: int = 0,
-        tail: bool = False,
+        residual: bool = False, likelihood: str = "classification",
     ) -> None:  # fmt: skip
         check_model(mean)
-        self.features, self.spectrum, self.tail = Features(mean, spectrum), spectrum, bool(tail)
+        check_choice(likelihood, "likelihood", LIKELIHOODS)
+        self.model, self.spectrum, self.likelihood = mean, spectrum, likelihood
+        self.features, self.residual = Features(mean, spectrum), bool(residual)
         self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
 
     @property
@@ -60,42 +70,40 @@ class TrajectoryPosterior:
         left = (spectrum.mean_diagonal - spectrum.eigenvalues.sum(-1)).clamp_min(0)
         # of a joint kernel the trace is known, to which all outputs are taken to add alike
         left = left if spectrum.independent else (left / c).expand(c)
-        return left if self.tail else None
+        return left if self.residual else None
 
-    def outputs(self, x: Points) -> tuple[Tensor, Tensor]:
+    def outputs(self, x: Points) -> Outputs:
         """f̄(x), (n, c), and Ψ̃(x), (n, c, k)."""
         mean, features = self.features(x)
         outputs, others = mean.shape[1], features.shape[1]
         if outputs != others:
             raise ValueError(f"the mean has {outputs} outputs, the spectrum {others}")
-        return mean, features
+        return Outputs(mean, features)
 
-    def sample(self, x: Points, draws: int | None = None) -> Tensor:
-        """Outputs of so many functions, (draws, n, c)."""
-        mean, features = self.outputs(x)
-        generator = torch.Generator().manual_seed(self.seed)
-        count = self.draws if draws is None else check_count(draws, "draws")
+    def functions(self, outputs: Outputs, draws: int, seed: int) -> Tensor:
+        """`sample`, for points whose outputs are at hand."""
+        features, generator = outputs.features, torch.Generator().manual_seed(seed)
         normals = partial(torch.randn, dtype=torch.float64, generator=generator)
         own = features.shape[1:] if self.spectrum.independent else features.shape[2:]
-        found, left = mean + moved(features, normals(count, *own)), self._left
+        found, left = outputs.mean + moved(features, normals(draws, *own)), self._left
         return found if left is None else found + left.sqrt() * normals(found.shape).to(found)
 
-    def predict(self, x: Points) -> Gaussian:
-        """The mean and the covariance between the outputs of each point."""
-        mean, features = self.outputs(x)
-        own = self.spectrum.independent
+    def gaussian(self, outputs: Outputs) -> Gaussian:
+        """`predict`, for points whose outputs are at hand."""
+        features, own = outputs.features, self.spectrum.independent
         covariance = features.square().sum(2).diag_embed() if own else features @ features.mT
         if self._left is not None:
             covariance = covariance + self._left.diag()
-        return Gaussian(mean, covariance)
+        return Gaussian(outputs.mean, covariance)
 
-    def predict_proba(self, x: Points) -> Tensor:
-        """E softmax f(x), (n, c)."""
-        x = check_points(x, integers=True)
-        most = NUMBERS_AT_ONCE // (self.draws * self.spectrum.outputs)
-        parts = map(self.outputs, x.split(max(1, min(points_at_once(x), most))))
-        own, draws, left = self.spectrum.independent, self.draws, self._left
-        return torch.cat([expected(*part, own, draws, self.seed, left) for part in parts])
+    def probabilities(self, outputs: Outputs) -> Tensor:
+        """`predict_proba`, for points whose outputs are at hand."""
+        own, multilabel = self.spectrum.independent, self.likelihood == "multilabel"
+        given = outputs.mean, outputs.features, own, self.draws, self.seed, self._left, multilabel
+        return expected(*given)
+
+    def _at_once(self) -> int:
+        return max(1, NUMBERS_AT_ONCE // (self.draws * self.spectrum.outputs))
 
     def save(self, path: str | Path) -> None:
         """Write the posterior, but for the model of its mean, into one safetensors file."""
@@ -114,11 +122,12 @@ class TrajectoryPosterior:
         its architecture is not that of the mean.
         """
         header, tensors = read_tensors(Path(path), TRAJECTORY)
+        header = {"residual": header.get("tail"), **header}  # its name in version 0.2
         if header["mean"] != fingerprint(mean):
             raise ValueError(f"{path} has another mean: its weights differ from this model's")
         given = {"network": network, "model": mean if network is None else network}
         spectrum = unpack_features(Path(path), header["spectrum"], tensors, mean, given)
-        return cls(mean, spectrum, **{name: header[name] for name in SETTINGS})
+        return cls(mean, spectrum, **{name: header[name] for name in SETTINGS if name in header})
 
 
 def moved(features: Tensor, normals: Tensor) -> Tensor:
@@ -129,7 +138,7 @@ def moved(features: Tensor, normals: Tensor) -> Tensor:
 
 def expected(
     mean: Tensor, features: Tensor, independent: bool, draws: int = DRAWS, seed: int = 0,
-    left: Tensor | None = None,
+    left: Tensor | None = None, multilabel: bool = False,
 ) -> Tensor:  # fmt: skip
     """E softmax(f̄ + Ψ̃w), (n, c), from f̄ (n, c) and Ψ̃ (n, c, k), with more variance (c,)."""
     _, c, k = features.shape
@@ -138,4 +147,4 @@ def expected(
     found = mean + moved(features, weights.reshape(draws, c, k) if independent else weights)
     if left is not None:
         found += left.sqrt() * own[:, None].to(found)
-    return to_probabilities(found).mean(0)
+    return to_probabilities(found, multilabel).mean(0)

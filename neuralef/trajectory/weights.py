@@ -15,16 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from neuralef.checks import check_count, check_points, check_positive
+from neuralef.checks import check_choice, check_count, check_points, check_positive
 from neuralef.points import Points
 from neuralef.posterior.baselines import MAP
 from neuralef.posterior.features import outputs_of
-from neuralef.posterior.predictive import Gaussian, to_probabilities
+from neuralef.posterior.fitting import LIKELIHOODS
+from neuralef.posterior.predictive import Gaussian, Posterior, to_probabilities
 from neuralef.serialization.files import below, read_tensors, write_tensors
 from neuralef.training import joined
 
-AVERAGE, GAUSSIAN = "swa", "swag"
-SETTINGS = ("draws", "diagonal", "rank", "scale", "seed")  # of SWAG
+GAUSSIAN = "swag"
+SETTINGS = ("draws", "diagonal", "rank", "scale", "seed", "likelihood")  # of SWAG
 
 
 class WeightMoments(nn.Module):
@@ -132,30 +133,36 @@ class SWA(MAP):
     True
     """
 
+    kind = "swa"
+
     @classmethod
-    def of(cls, moments: WeightMoments, x: Points) -> SWA:
+    def of(cls, moments: WeightMoments, x: Points, likelihood: str = "classification") -> SWA:
         """From the moments of a trajectory, and the points for its batch statistics."""
         _check_moments(moments, 1)
         model = copy.deepcopy(moments.average.module)
-        return cls(refresh_statistics(model, x).eval())
+        return cls(refresh_statistics(model, x).eval(), likelihood)
 
     def save(self, path: str | Path) -> None:
         """Write the weights into a safetensors file."""
-        write_tensors(Path(path), AVERAGE, {}, self.model.state_dict())
+        header = {"likelihood": self.likelihood}
+        write_tensors(Path(path), self.kind, header, self.model.state_dict())
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> SWA:
         """Read weights into a copy of a model of the same architecture."""
         model = copy.deepcopy(model)
-        _restore(model, read_tensors(Path(path), AVERAGE)[1], path)
-        return cls(model.eval())
+        header, tensors = read_tensors(Path(path), cls.kind)
+        _restore(model, tensors, path)
+        return cls(model.eval(), **header)
 
 
-class SWAG:
+class SWAG(Posterior):
     """Networks with weights θ ~ N(θ̄, ½ diag(v) + DDᵀ/(2(r − 1))), batch statistics anew for each.
 
     v is the variance along the trajectory, the r columns of D its last deviations; without `rank`,
     N(θ̄, diag(v)), without `diagonal`, N(θ̄, DDᵀ/(r − 1)). The covariance is multiplied by `scale`.
+    Of this Gaussian `draws` networks are kept, which share the probability: it is they that
+    `sample` draws from.
 
     >>> model, x = nn.Linear(2, 3).eval(), torch.randn(5, 2)
     >>> moments = WeightMoments(model)
@@ -168,7 +175,7 @@ class SWAG:
 
     def __init__(
         self, moments: WeightMoments, x: Points | None, draws: int = 30, *, diagonal: bool = True,
-        rank: bool = True, scale: float = 1.0, seed: int = 0,
+        rank: bool = True, scale: float = 1.0, seed: int = 0, likelihood: str = "classification",
     ) -> None:  # fmt: skip
         _check_moments(moments, 2)
         if not (diagonal or rank):
@@ -177,7 +184,8 @@ class SWAG:
             raise ValueError("SWAG needs two deviations or more: give the moments rank=2 at least")
         self.moments = copy.deepcopy(moments)  # those of a training may go on
         self.scale = check_positive(scale, "scale")
-        self.diagonal, self.rank = diagonal, rank
+        check_choice(likelihood, "likelihood", LIKELIHOODS)
+        self.diagonal, self.rank, self.likelihood = diagonal, rank, likelihood
         self.draws, self.seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
         self.model = copy.deepcopy(moments.average.module)
         self.buffers: list[list[Tensor]] = []  # of every draw, for the price of a pass over x
@@ -204,25 +212,31 @@ class SWAG:
             yield mean + math.sqrt(self.scale) * moved
 
     @torch.no_grad()
-    def sample(self, x: Points) -> Tensor:
-        """The outputs of every draw, (draws, n, c)."""
+    def outputs(self, x: Points) -> Tensor:
+        """The outputs of every network, (n, draws, c)."""
         found = []
         for weights, buffers in zip(self._weights(), self.buffers, strict=True):
             put_weights(self.model, weights)
             for value, kept in zip(self.model.buffers(), buffers, strict=True):
                 value.copy_(kept)
             found.append(outputs_of(self.model, x))
-        return torch.stack(found)
+        return torch.stack(found, 1)
 
-    def predict_proba(self, x: Points) -> Tensor:
+    def gaussian(self, outputs: Tensor) -> Gaussian:
+        """The mean and the covariance of the outputs over the networks."""
+        mean = outputs.mean(1)
+        gap = outputs - mean[:, None]
+        return Gaussian(mean, gap.mT @ gap / self.draws)
+
+    def functions(self, outputs: Tensor, draws: int, seed: int) -> Tensor:
+        """`sample`, for points whose outputs are at hand."""
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randint(self.draws, (draws,), generator=generator)
+        return outputs.movedim(1, 0)[chosen.to(outputs.device)]
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
         """E softmax f(x; θ), (n, c)."""
-        return to_probabilities(self.sample(x)).mean(0)
-
-    def predict(self, x: Points) -> Gaussian:
-        """The mean and the covariance of the outputs over the draws."""
-        draws = self.sample(x)
-        gap = draws - draws.mean(0)
-        return Gaussian(draws.mean(0), torch.einsum("snc,snd->ncd", gap, gap) / len(draws))
+        return to_probabilities(outputs, self.likelihood == "multilabel").mean(1)
 
     def save(self, path: str | Path) -> None:
         """Write the moments and the batch statistics of the draws into a safetensors file."""
@@ -238,7 +252,7 @@ class SWAG:
         header, tensors = read_tensors(Path(path), GAUSSIAN)
         moments = WeightMoments(model, len(tensors["moments.deviations"]))
         _restore(moments, below("moments.", tensors), path)
-        found = cls(moments, None, **{name: header[name] for name in SETTINGS})
+        found = cls(moments, None, **{name: header[name] for name in SETTINGS if name in header})
         each = range(len(list(model.buffers())))
         found.buffers = [[tensors[f"buffers.{n}.{i}"] for i in each] for n in range(found.draws)]
         return found

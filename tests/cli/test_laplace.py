@@ -22,12 +22,12 @@ from neuralef.solvers import NeuralEF
     "words",
     [
         ("--solver", "exact"),
-        ("--solver", "exact", "--tail", "exact"),
+        ("--solver", "exact", "--residual", "exact"),
         ("--solver", "neuralef", "--steps", 3),
-        ("--solver", "neuralef", "--steps", 3, "--tail", "learnt"),
+        ("--solver", "neuralef", "--steps", 3, "--residual", "learned"),
         ("--solver", "distill", "--steps", 3),
     ],
-    ids=["exact", "tail", "neuralef", "learnt tail", "distill"],
+    ids=["exact", "residual", "neuralef", "learned residual", "distill"],
 )
 def test_a_posterior_comes_out_that_predicts_what_was_reported(user, words):
     code, out, _ = user.call(words=("--k", 3, *words))
@@ -45,26 +45,26 @@ def test_a_posterior_comes_out_that_predicts_what_was_reported(user, words):
     assert found["model"]["nll"] == pytest.approx(nll(model(x).softmax(1), y), rel=1e-6)
     assert found["prior_variance"] == posterior.prior_variance_
     assert (found["temperature"], found["noise"]) == (1.0, None)
-    assert found["eigenvalues"] == posterior.spectrum.eigenvalues.tolist()
+    assert found["eigenvalues"] == posterior.spectrum_.eigenvalues.tolist()
     assert len(found["eigenvalues"]) == 3
-    expected = {"exact": True, "learnt": "learnt"}
-    assert posterior.tail == (expected[words[-1]] if "--tail" in words else False)
+    expected = {"exact": True, "learned": "learned"}
+    assert posterior.residual == (expected[words[-1]] if "--residual" in words else False)
 
 
 def test_every_number_of_a_classification(user):
-    assert user.call("mlp", "--tune", "tune.npz", "--outside", "outside.npz")[0] == 0
+    assert user.call("mlp", "--tune", "tune.npz", "--ood", "ood.npz")[0] == 0
     result = json.loads((user.run / "result.json").read_text())
     assert set(result) == KEYS
     assert result["experiment"] == "posterior"
     assert result["config"] == {
         "checkpoint": "weights.pt", "model": f"{MODULE}:mlp", "train": "train.npz",
-        "test": "test.npz", "tune": "tune.npz", "outside": "outside.npz",
+        "test": "test.npz", "tune": "tune.npz", "ood": "ood.npz",
         "likelihood": "classification", "solver": "exact", "k": 3, "steps": None,
-        "samples": None, "tail": "none", "predictive": None, "seed": 0,
+        "samples": None, "weighting": "ntk", "residual": "none", "predictive": None, "seed": 0,
     }  # fmt: skip
     posterior, _ = loaded(user)
     x, _ = read("test.npz")
-    foreign, _ = read("outside.npz")
+    foreign, _ = read("ood.npz")
     inside, outside = (entropy(posterior.predict_proba(v)) for v in (x, foreign))
     for name in ("model", "posterior"):
         found = result["measured"][name]
@@ -83,7 +83,7 @@ def test_fewer_samples(user):
     x, y = read("train.npz")
     solver = NeuralEF(3, steps=3)
     expected = LinearizedLaplace(user.make("mlp").eval(), solver=solver, samples=8).fit([(x, y)])
-    assert found == expected.spectrum.eigenvalues.tolist()
+    assert found == expected.spectrum_.eigenvalues.tolist()
     assert user.call(words=(*words, 9, "--overwrite"))[0] == 0
     assert measured(user)["eigenvalues"] != found
 
@@ -93,8 +93,8 @@ def test_held_out_points_choose_the_prior_and_the_temperature(user):
     found = measured(user)
     model = user.make("mlp").eval()
     posterior, _ = loaded(user)
-    spectrum = posterior.spectrum
-    expected = LinearizedLaplace(model, solver=spectrum)
+    spectrum = posterior.spectrum_
+    expected = LinearizedLaplace(model, spectrum=spectrum)
     expected.fit([read("train.npz")], tune=[read("tune.npz")])
     assert found["prior_variance"] == pytest.approx(expected.prior_variance_, rel=1e-3)
     assert found["temperature"] == pytest.approx(expected.temperature_, rel=1e-3)
@@ -107,14 +107,14 @@ def test_another_predictive_is_tuned_reported_and_kept(user, name):
     found, (posterior, model) = measured(user), loaded(user)
     assert found["predictive"] == posterior.predictive_ == name
     assert f"predictive {name};" in " ".join(user.command("show", "run")[1].split())
-    expected = LinearizedLaplace(model, solver=posterior.spectrum, predictive=name)
+    expected = LinearizedLaplace(model, spectrum=posterior.spectrum_, predictive=name)
     expected.fit([read("train.npz")], tune=[read("tune.npz")])
     assert found["temperature"] == pytest.approx(expected.temperature_, rel=1e-3)
     x, y = read("test.npz")
     assert found["posterior"]["nll"] == pytest.approx(nll(expected.predict_proba(x), y), rel=1e-3)
 
 
-def test_without_foreign_points_nothing_is_said_of_them(user):
+def test_without_ood_inputs_nothing_is_said_of_them(user):
     code, out, _ = user.call()
     assert (code, "auroc" in out) == (0, False)
     assert "outside" not in measured(user)["posterior"]["picture"]
@@ -142,7 +142,7 @@ def test_a_regression_reports_how_often_its_intervals_hold(user, name, outputs, 
     x, y = read("test_r.npz")
     y = y.reshape(40, outputs).double()
     gaussian = posterior.predict(x)
-    spread = (gaussian.variance + posterior.noise_ * posterior.noise_shape).sqrt()
+    spread = (gaussian.variance + posterior.noise_ * posterior.noise_shape_).sqrt()
     found = measured(user)
     assert found["noise"] == posterior.noise_ > 0
     x_seen, y_seen = read("tune_r.npz" if tuned else "train_r.npz")
@@ -258,7 +258,7 @@ def test_the_factory_is_looked_for_in_the_working_folder_first(user):
 
 def test_json_is_one_document_and_nothing_else(user):
     words = ("--k", 3, "--steps", 3, "--json")
-    code, out, errors = user.call("mlp", "--outside", "outside.npz", words=words)
+    code, out, errors = user.call("mlp", "--ood", "ood.npz", words=words)
     assert code == 0
     assert all(line.startswith("warning: ") for line in errors.splitlines())
     result = json.loads(out)
@@ -267,7 +267,7 @@ def test_json_is_one_document_and_nothing_else(user):
 
 
 def test_show_prints_what_was_printed(user):
-    _, out, _ = user.call("mlp", "--outside", "outside.npz", "--tune", "tune.npz")
+    _, out, _ = user.call("mlp", "--ood", "ood.npz", "--tune", "tune.npz")
     code, again, errors = user.command("show", "run")
     assert (code, errors) == (0, "")
     assert out.startswith(again + "written to run: ")

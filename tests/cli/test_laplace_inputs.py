@@ -187,12 +187,12 @@ def test_a_missing_array_is_named_and_no_option_that_is_not_there(user, file):
 
 
 @pytest.mark.parametrize("file", ["missing", "nan", "wide", "whole", "nobody", "no_x"])
-def test_foreign_points_that_do_not_fit_are_refused_before_any_work(user, file):
+def test_ood_inputs_that_do_not_fit_are_refused_before_any_work(user, file):
     broken_arrays(user.folder)
     says = {"nan": "NaN", "wide": "shape", "whole": "dtype", "nobody": "empty"}.get(
         file, f"{file}.npz"
     )
-    refused(user, *user.call("mlp", "--outside", f"{file}.npz"), says)
+    refused(user, *user.call("mlp", "--ood", f"{file}.npz"), says)
 
 
 @pytest.mark.parametrize("part", ["train", "test", "tune"])
@@ -206,11 +206,11 @@ def test_values_that_do_not_fit_are_refused_before_any_work(user, part, file, sa
     refused(user, *user.call("binary", "--likelihood", "regression", *more, **given), says)
 
 
-def test_a_regression_takes_no_foreign_points(user):
+def test_a_regression_takes_no_ood_inputs(user):
     user.save("binary")
     given = {"train": "train_values.npz", "test": "test_values.npz"}
-    words = ("--likelihood", "regression", "--outside", "outside.npz")
-    refused(user, *user.call("binary", *words, **given), "--outside")
+    words = ("--likelihood", "regression", "--ood", "ood.npz")
+    refused(user, *user.call("binary", *words, **given), "--ood")
 
 
 def test_a_regression_takes_no_predictive(user):

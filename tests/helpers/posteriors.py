@@ -1,5 +1,7 @@
 """Small models and their posteriors with given hyper-parameters."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from truth import points
@@ -32,6 +34,12 @@ def parameters(model):
 
 def labels(n, classes=3):
     return torch.arange(n) % classes
+
+
+def choose(posterior, **values):
+    """Other hyper-parameters for a posterior that is fitted."""
+    state = posterior.state_
+    posterior.state_ = replace(state, chosen=replace(state.chosen, **values))
 
 
 def fixed(model, k, **settings):

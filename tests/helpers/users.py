@@ -76,9 +76,9 @@ def user(neuralef, tmp_path, monkeypatch):
     (tmp_path / f"{MODULE}.py").write_text(FACTORY)
     scope = {}
     exec(FACTORY, scope)
-    for seed, (name, n) in enumerate({"train": 60, "test": 40, "tune": 30, "outside": 20}.items()):
+    for seed, (name, n) in enumerate({"train": 60, "test": 40, "tune": 30, "ood": 20}.items()):
         x, classes, values = rows(n, seed)
-        x = x + 6 * (name == "outside")
+        x = x + 6 * (name == "ood")
         np.savez(tmp_path / f"{name}.npz", x=x, y=classes)
         np.savez(tmp_path / f"{name}_values.npz", x=x, y=values)
 

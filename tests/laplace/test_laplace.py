@@ -5,7 +5,19 @@ import math
 import pytest
 import torch
 from models import dense_jacobian
-from posteriors import NEW, TEMPERATURE, VARIANCE, X, Y, fixed, labels, mlp, normed, parameters
+from posteriors import (
+    NEW,
+    TEMPERATURE,
+    VARIANCE,
+    X,
+    Y,
+    choose,
+    fixed,
+    labels,
+    mlp,
+    normed,
+    parameters,
+)
 from torch import nn
 from truth import points
 
@@ -49,14 +61,14 @@ def test_one_logit_is_a_binary_classifier():
 
 
 @pytest.mark.parametrize("k", [5, 12])
-def test_fewer_functions_and_the_tail_bracket_the_dense_posterior(k):
+def test_fewer_functions_and_the_residual_bracket_the_dense_posterior(k):
     model, x, new = mlp(), points(60), points(7, seed=1)
     truth = dense_covariance(model, x, new, softmax_curvature(model(x).detach()))
     few = fixed(model, k).fit([(x, labels(60))]).predict(new).variance
-    more = fixed(model, k, tail=True).fit([(x, labels(60))]).predict(new).variance
+    more = fixed(model, k, residual=True).fit([(x, labels(60))]).predict(new).variance
     exact = truth.diagonal(dim1=1, dim2=2)
     assert bool((few <= exact + 1e-9).all())
-    assert float(more.mean()) >= float(exact.mean())  # the tail never contracts
+    assert float(more.mean()) >= float(exact.mean())  # the residual never contracts
     assert float((more - exact).abs().max()) < (1e-2 if k == 12 else 0.5)
 
 
@@ -76,12 +88,12 @@ def test_regression_on_a_linear_model_is_the_exact_gp(outputs):
         model, "regression", nef.Subspace(k=4 * outputs), prior_variance=variance
     )
     posterior.fit([(x, y)])
-    posterior.noise_ = noise
+    choose(posterior, noise=noise)
     K = variance * phi @ phi.T + noise * torch.eye(40)
     cross = variance * phi_new @ phi.T
     found = posterior.predict(new)
     torch.testing.assert_close(found.mean, cross @ torch.linalg.solve(K, y), rtol=1e-6, atol=1e-6)
-    for output, share in enumerate(posterior.noise_shape.tolist()):
+    for output, share in enumerate(posterior.noise_shape_.tolist()):
         K = variance * phi @ phi.T + noise * share * torch.eye(40)
         truth = variance * phi_new @ phi_new.T - cross @ torch.linalg.solve(K, cross.T)
         torch.testing.assert_close(
@@ -91,8 +103,8 @@ def test_regression_on_a_linear_model_is_the_exact_gp(outputs):
 
 def test_draws_have_the_covariance_that_is_predicted():
     model, x, new = mlp(), points(60), points(3, seed=1)
-    for tail in (False, True, "learnt"):
-        posterior = fixed(model, 10, tail=tail).fit([(x, labels(60))])
+    for residual in (False, True, "learned"):
+        posterior = fixed(model, 10, residual=residual).fit([(x, labels(60))])
         found, draws = posterior.predict(new), posterior.sample(new, 20_000)
         gap = draws - found.mean
         sampled = torch.einsum("snc,snd->ncd", gap, gap) / len(gap)
@@ -103,13 +115,13 @@ def test_a_posterior_tells_what_it_is():
     posterior = fixed(mlp(), 5)
     assert repr(posterior) == "LinearizedLaplace(Sequential, classification, not fitted)"
     told = repr(posterior.fit([(points(60), labels(60))]))
-    chosen = "prior_variance_=0.7, temperature_=2, softmax_temperature_=1"
+    chosen = "prior_variance_=0.7, temperature_=2"
     start = "LinearizedLaplace(Sequential, classification, 5 eigenfunctions of 3 outputs"
     assert told == f"{start}, {chosen})"
-    regression = fixed(mlp(), 5, likelihood="regression", tail=True).fit(
+    regression = fixed(mlp(), 5, likelihood="regression", residual=True).fit(
         [(points(60), torch.randn(60, 3))]
     )
-    assert "outputs, tail=True, prior" in repr(regression)
+    assert "outputs, residual=True, prior" in repr(regression)
     assert f"noise_={regression.noise_:.3g})" in repr(regression)
 
 
@@ -141,11 +153,11 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="prior_variance"):
         LinearizedLaplace(model, prior_variance=-1.0)
     for ask in (lambda p: p.predict(points(3)), lambda p: p.save("never.safetensors")):
-        with pytest.raises(ValueError, match=r"fit\(loader\)"):
+        with pytest.raises(ValueError, match=r"call fit\(x, y\)"):
             ask(LinearizedLaplace(model))
     other = nef.Subspace(k=2).solve(nef.kernels.NTK(mlp(2)).gram(points(30)))
     with pytest.raises(ValueError, match="the spectrum has 2 joint outputs, the model 3"):
-        LinearizedLaplace(model, solver=other).fit([(points(30), labels(30))])
+        LinearizedLaplace(model, spectrum=other).fit([(points(30), labels(30))])
     broken = mlp()
     with torch.no_grad():
         broken[2].bias[0] = math.inf
@@ -193,16 +205,16 @@ def test_many_points_are_predicted_in_parts(method, monkeypatch):
     ],
 )
 def test_a_fit_that_is_refused_leaves_the_one_before_as_it_was(loader, tune, tmp_path):
-    posterior = fixed(mlp(), 5, tail=True).fit([(X, Y)])
+    posterior = fixed(mlp(), 5, residual=True).fit([(X, Y)])
     before = posterior.predict_proba(NEW)
     with pytest.raises(ValueError, match=r"yields no batches|labels|shape"):
-        posterior.fit(loader, tune)
+        posterior.fit(loader, tune=tune)
     assert torch.equal(posterior.predict_proba(NEW), before)
     posterior.save(tmp_path / "p.safetensors")
 
 
 def test_inference_mode():
-    posterior = fixed(mlp(), 30, tail=True).fit([(X, Y)])
+    posterior = fixed(mlp(), 30, residual=True).fit([(X, Y)])
     truth = posterior.predict_proba(NEW)
     with torch.inference_mode():
         torch.testing.assert_close(posterior.predict_proba(NEW.clone()), truth)
@@ -223,8 +235,8 @@ def test_a_points_probabilities_do_not_depend_on_its_neighbours(monkeypatch):
     from neuralef.laplace import laplace
 
     model, x, new = mlp(), points(60), points(50, seed=1)
-    for tail in (False, True, "learnt"):
-        posterior = fixed(model, 10, tail=tail).fit([(x, labels(60))])
+    for residual in (False, True, "learned"):
+        posterior = fixed(model, 10, residual=residual).fit([(x, labels(60))])
         whole = posterior.predict_proba(new)
         torch.testing.assert_close(posterior.predict_proba(new[3:9]), whole[3:9])
         with monkeypatch.context() as patch:
@@ -253,8 +265,12 @@ def test_what_is_of_no_use_is_refused_before_any_work():
     model, x = mlp(), points(30)
     with pytest.raises(ValueError, match="a network is of no use to Subspace"):
         LinearizedLaplace(model, solver=nef.Subspace(k=2), network=mlp())
-    with pytest.raises(ValueError, match="has no softmax"):
-        LinearizedLaplace(model, "regression", softmax_temperature=None)
+    spectrum = nef.Subspace(k=2).solve(nef.kernels.NTK(model).gram(x))
+    for given in ({"solver": nef.NeuralEF(k=2)}, {"network": mlp()}):
+        with pytest.raises(ValueError, match="leave solver and network out"):
+            LinearizedLaplace(model, spectrum=spectrum, **given)
+    with pytest.raises(TypeError, match="pass it as spectrum="):
+        LinearizedLaplace(model, solver=spectrum)
 
     class Never(nef.Subspace):
         def solve(self, *args, **kwargs):

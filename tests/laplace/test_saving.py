@@ -27,7 +27,8 @@ def test_a_posterior_travels_by_file(solver, tmp_path):
         "distilled": nef.Distill(**common),
     }
     network = nef.networks.SharedMLP(2, 6, 16, outputs=3).double() if solver == "own" else None
-    posterior = LinearizedLaplace(model, solver=solvers[solver], network=network, samples=64)
+    kind = "spectrum" if solver in ("sampled", "sketched") else "solver"
+    posterior = LinearizedLaplace(model, network=network, samples=64, **{kind: solvers[solver]})
     posterior.fit([(x, labels(60))]).save(path)
     loaded = LinearizedLaplace.load(path, model)
     for method in METHODS:
@@ -44,7 +45,7 @@ def test_a_posterior_travels_by_file(solver, tmp_path):
 def test_functions_of_sampled_features_travel_by_file(tmp_path):
     model, x, path = mlp(), points(60), tmp_path / "p.safetensors"
     gram = nef.kernels.NTK(model, samples=20, method="project").gram(x)
-    posterior = LinearizedLaplace(model, solver=nef.Subspace(k=4).solve(gram))
+    posterior = LinearizedLaplace(model, spectrum=nef.Subspace(k=4).solve(gram))
     posterior.fit([(x, labels(60))]).save(path)
     loaded = LinearizedLaplace.load(path, model)
     torch.testing.assert_close(loaded.predict_proba(x), posterior.predict_proba(x))

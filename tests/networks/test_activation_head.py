@@ -138,7 +138,7 @@ class WithTwoRows(nn.Module):
 
 @pytest.mark.parametrize("solver", [QUICK, nef.Subspace(k=4)])
 def test_two_rows_are_not_two_points(solver):
-    given = {"tail": "learnt", "prior_variance": 1.0, "temperature": 1.0}
+    given = {"residual": "learned", "prior_variance": 1.0, "temperature": 1.0}
     torch.manual_seed(0)
     posterior = LinearizedLaplace(WithTwoRows().eval(), solver=solver, **given)
     posterior.fit([(X, Y % 2)])
@@ -166,7 +166,7 @@ def test_a_head_reads_any_layers_that_run(tmp_path):
     tokens, y = torch.randint(11, (40, 5)), torch.arange(40) % 3
     solver = nef.NeuralEF(k=3, steps=5, batch_size=32)
     posterior = LinearizedLaplace(model, solver=solver, samples=32).fit([(tokens, y)])
-    seen = posterior.spectrum.network.activations
+    seen = posterior.spectrum_.network.activations
     assert seen.names == [
         "head",
         *(f"encoder.layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)),

@@ -11,7 +11,7 @@ from truth import points
 import neuralef as nef
 from neuralef.laplace import LinearizedLaplace
 from neuralef.networks import ActivationHead
-from neuralef.posterior.features import explicit
+from neuralef.posterior.features import explicit, scaled
 
 
 def test_a_head_on_the_model_takes_one_pass_of_it():
@@ -19,12 +19,12 @@ def test_a_head_on_the_model_takes_one_pass_of_it():
     solver = nef.NeuralEF(k=3, steps=5, batch_size=32)
     posterior = LinearizedLaplace(model, solver=solver, samples=32).fit([(x, labels(60))])
     calls = []
-    for part in (model, posterior.spectrum.network.activations.model):
+    for part in (model, posterior.spectrum_.network.activations.model):
         part.register_forward_hook(lambda *_: calls.append(1))
     found = posterior.predict(new)
     assert len(calls) == 1
-    features = posterior.spectrum.features(new).detach() @ posterior.basis
-    truth = (features * posterior.weights().variances) @ features.mT
+    features = posterior.spectrum_.features(new).detach() @ posterior.state_.basis
+    truth = (features * posterior._weights.variances) @ features.mT
     torch.testing.assert_close(found.covariance, truth)
     torch.testing.assert_close(found.mean, model(new).detach())
 
@@ -61,9 +61,10 @@ def test_what_a_head_of_ones_own_does_counts(tmp_path):
     posterior = LinearizedLaplace(
         mlp(), solver=QUICK, network=head, prior_variance=1.0, temperature=1.0
     ).fit([(X, Y)])
-    assert not torch.equal(head.more.weight, before)
-    truth = posterior.features.scaled(posterior.spectrum(NEW))
-    torch.testing.assert_close(posterior.features(NEW)[1], truth)
+    assert torch.equal(head.more.weight, before)  # what is given stays: a copy of it is trained
+    assert not torch.equal(posterior.spectrum_.network.network.more.weight, before)
+    truth = scaled(posterior.spectrum_, posterior.spectrum_(NEW))
+    torch.testing.assert_close(posterior.state_.features(NEW)[1], truth)
     posterior.save(tmp_path / "p.safetensors")
     with pytest.raises(ValueError, match=r"load\(path, model, network=…\)"):
         LinearizedLaplace.load(tmp_path / "p.safetensors", mlp())
@@ -132,16 +133,16 @@ def test_the_spectrum_of_another_model_is_refused(samples):
     spectrum = nef.Subspace(k=3).solve(nef.kernels.NTK(other, samples).gram(X))
     fixed_prior = {"prior_variance": 1.0, "temperature": 1.0}
     with pytest.raises(ValueError, match="another model's tangent kernel"):
-        LinearizedLaplace(mlp(), solver=spectrum, **fixed_prior).fit([(X, Y)])
-    LinearizedLaplace(other, solver=spectrum, **fixed_prior).fit([(X, Y)])
+        LinearizedLaplace(mlp(), spectrum=spectrum, **fixed_prior).fit([(X, Y)])
+    LinearizedLaplace(other, spectrum=spectrum, **fixed_prior).fit([(X, Y)])
 
 
 @pytest.mark.parametrize("kernel", [nef.kernels.MLPNTK(), nef.kernels.MLPGP(), nef.kernels.RBF()])
 def test_functions_of_a_kernel_of_no_model_are_taken(kernel):
     spectrum = nef.Nystrom(k=4).solve(kernel.gram(X))
     model = nn.Sequential(nn.Linear(2, 1)).double().eval()
-    posterior = LinearizedLaplace(model, solver=spectrum).fit([(X, Y > 0)])
-    assert posterior.spectrum is spectrum
+    posterior = LinearizedLaplace(model, spectrum=spectrum).fit([(X, Y > 0)])
+    assert posterior.spectrum_ is spectrum
     assert posterior.predict_proba(NEW).isfinite().all()
 
 
@@ -151,7 +152,7 @@ def test_short_jacobians_are_features_themselves():
     for samples, same in ((parameters(model), True), (parameters(model) - 1, False)):
         posterior = LinearizedLaplace(model, solver=nef.NeuralEF(k=3, steps=2), samples=samples)
         posterior.fit([(x, labels(60))])
-        gap = explicit(posterior.kernel, model, x, samples, 0).to_dense() - exact
+        gap = explicit(posterior.state_.tangent, x, samples, 0).to_dense() - exact
         assert (float(gap.abs().max()) < 1e-9) == same
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from posteriors import Sure, X, Y, fixed, labels, mlp
+from posteriors import X, Y, fixed, labels, mlp
 from torch import nn
 from truth import points
 
@@ -62,7 +62,7 @@ class TwoArguments(nn.Module):
     [
         (mlp(), [(X, Y, Y)], TypeError, "got tuple of 3"),
         (mlp(), [(X, Y), (points(9, 3), labels(9))], ValueError, "pad sequences"),
-        (mlp(), [(X, Y), (X[:0], Y[:0])], ValueError, "x of batch 1 of loader is empty"),
+        (mlp(), [(X, Y), (X[:0], Y[:0])], ValueError, "x of batch 1 of data is empty"),
         (TwoArguments().eval(), [(X, Y)], TypeError, "only argument.*mask.*wrap it"),
         (mlp().half(), [(X.half(), Y)], ValueError, r"call model.float\(\)"),
         (nn.Tanh().eval(), [(X, Y)], ValueError, "no parameter"),
@@ -105,7 +105,7 @@ def test_noise_is_found_whatever_the_units_of_the_targets(scale, held_out):
 def test_every_output_has_noise_of_its_own():
     model, x, y = linear(2, spread=(0.01, 10.0))
     posterior = LinearizedLaplace(model, "regression", nef.Subspace(k=6)).fit([(x, y)])
-    noise = posterior.noise_ * posterior.noise_shape
+    noise = posterior.noise_ * posterior.noise_shape_
     truth = (y - model(x).detach()).square().mean(0)
     assert float(truth[1] / truth[0]) > 1e5
     torch.testing.assert_close(noise, truth, rtol=0.02, atol=0)
@@ -208,24 +208,6 @@ def test_held_out_sets_may_be_changed_without_another_fit():
             posterior.probabilities(outputs[part]), again.predict_proba(new[part])
         )
     assert posterior.prior_variance_ != by_evidence
-
-
-def test_a_temperature_of_the_softmax_is_found_where_the_model_is_too_sure():
-    model, x, new = Sure().eval(), points(60), points(4000, seed=1)
-    probabilities_ = (model(new) / 3).softmax(1).detach()
-    torch.manual_seed(0)
-    y = torch.multinomial(probabilities_, 1)[:, 0]
-    given = {"solver": nef.Subspace(k=10), "prior_variance": 1e-8}
-    posterior = LinearizedLaplace(model, softmax_temperature=None, **given)
-    posterior.fit([(x, labels(60))], tune=[(new, y)])
-    assert posterior.softmax_temperature_ == pytest.approx(3, rel=0.1)
-    assert posterior.temperature_ == 1.0  # two tempers of one thing are not told apart
-    truth = (model(new) / posterior.softmax_temperature_).softmax(1).detach()
-    for method in ("mc", "probit"):
-        found = posterior.predict_proba(new, method)
-        torch.testing.assert_close(found, truth, rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match="pass tune"):
-        LinearizedLaplace(model, softmax_temperature=None, **given).fit([(x, labels(60))])
 
 
 def test_held_out_points_of_another_shape_are_refused_before_the_long_work(monkeypatch):

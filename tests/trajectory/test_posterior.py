@@ -48,17 +48,17 @@ def test_linear_models_have_the_closed_form():
     assert float((found.variance[:, 0] - exact).abs().max() / exact.max()) < 0.1
 
 
-@pytest.mark.parametrize("tail", [False, True], ids=["", "tail"])
+@pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])
 @pytest.mark.parametrize("independent", [True, False])
-def test_functions_vary_as_the_kernel_says_and_travel_by_file(independent, tail, tmp_path):
+def test_functions_vary_as_the_kernel_says_and_travel_by_file(independent, residual, tmp_path):
     recorder, _, _ = recorded(30, points(40))
     mean = SWA.of(recorder.weights, recorder.x).model
     gram = recorder.gram(independent)
-    # with one function most of the variance is in the tail
-    spectrum = nef.NeuralEF(k=1 if tail else 4, steps=50, batch_size=40).solve(gram)
-    posterior = TrajectoryPosterior(mean, spectrum, draws=20_000, tail=tail)
+    # with one function most of the variance is in the residual
+    spectrum = nef.NeuralEF(k=1 if residual else 4, steps=50, batch_size=40).solve(gram)
+    posterior = TrajectoryPosterior(mean, spectrum, draws=20_000, residual=residual)
     new = points(5, seed=1)
-    found, draws = posterior.predict(new), posterior.sample(new)
+    found, draws = posterior.predict(new), posterior.sample(new, 20_000)
     gap = draws - found.mean
     sampled = torch.einsum("snc,snd->ncd", gap, gap) / len(draws)
     scale = float(found.covariance.abs().max())
@@ -70,13 +70,13 @@ def test_functions_vary_as_the_kernel_says_and_travel_by_file(independent, tail,
     posterior.save(tmp_path / "p.safetensors")
     loaded = TrajectoryPosterior.load(tmp_path / "p.safetensors", mean)
     torch.testing.assert_close(loaded.predict_proba(new), posterior.predict_proba(new))
-    assert loaded.tail == tail
+    assert loaded.residual == residual
     with pytest.raises(ValueError, match="another mean"):
         TrajectoryPosterior.load(tmp_path / "p.safetensors", network(seed=5).eval())
 
 
 @pytest.mark.parametrize("outputs", ["independent", "joint", "one"])
-def test_a_tail_gives_back_the_variance_of_all_other_functions(outputs):
+def test_a_residual_gives_back_the_variance_of_all_other_functions(outputs):
     """On average over the points it is that of what was recorded, however poor k functions are."""
     x = points(40)
     model, generator = network(), torch.Generator().manual_seed(0)
@@ -90,7 +90,8 @@ def test_a_tail_gives_back_the_variance_of_all_other_functions(outputs):
     gram = recorder.gram(independent=outputs == "independent")
     spectrum, mean = nef.NeuralEF(k=2, steps=3, batch_size=40).solve(gram), model.eval()
     short, full = (
-        TrajectoryPosterior(mean, spectrum, tail=tail).predict(x) for tail in (False, True)
+        TrajectoryPosterior(mean, spectrum, residual=residual).predict(x)
+        for residual in (False, True)
     )
     more = full.covariance - short.covariance
     torch.testing.assert_close(more, more[0].diagonal().diag().expand(more.shape))
@@ -101,23 +102,25 @@ def test_a_tail_gives_back_the_variance_of_all_other_functions(outputs):
     assert float(short.variance.mean()) < 0.95 * float(full.variance.mean())
 
 
-def test_a_tail_is_never_negative():
+def test_a_residual_is_never_negative():
     recorder, _, _ = recorded(30, points(40))
     mean, new = SWA.of(recorder.weights, recorder.x).model, points(5, seed=1)
     spectrum = nef.NeuralEF(k=2, steps=3, batch_size=40).solve(recorder.gram())
     large = spectrum.with_eigenvalues(100 * spectrum.eigenvalues)  # more than there is
-    plain, tailed = (TrajectoryPosterior(mean, large, tail=tail) for tail in (False, np.True_))
-    torch.testing.assert_close(tailed.predict(new).covariance, plain.predict(new).covariance)
+    plain, more = (
+        TrajectoryPosterior(mean, large, residual=residual) for residual in (False, np.True_)
+    )
+    torch.testing.assert_close(more.predict(new).covariance, plain.predict(new).covariance)
 
 
-def test_draws_with_a_tail_differ_from_point_to_point():
+def test_draws_with_a_residual_differ_from_point_to_point():
     recorder, _, _ = recorded(30, points(40))
     mean = SWA.of(recorder.weights, recorder.x).model
     spectrum = nef.NeuralEF(k=1, steps=3, batch_size=40).solve(recorder.gram())
     twice = points(1, seed=1).repeat(2, 1)  # one point, two times: its noise is not the same
-    for tail in (False, True):
-        draws = TrajectoryPosterior(mean, spectrum, tail=tail).sample(twice)
-        assert bool((draws[:, 0] == draws[:, 1]).any()) is not tail
+    for residual in (False, True):
+        draws = TrajectoryPosterior(mean, spectrum, residual=residual).sample(twice)
+        assert bool((draws[:, 0] == draws[:, 1]).any()) is not residual
 
 
 def test_what_is_kept_does_not_grow_with_the_iterates(tmp_path):

@@ -1,4 +1,4 @@
-"""What takes many passes, learnt by a network: a trajectory's mean, the variance of a kernel."""
+"""Networks fitted to what takes many passes: a trajectory's mean, the residual variance."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Model = TypeVar("Model", bound=nn.Module)
 WARM_UP = 0.1  # of all steps, during which the rate rises; then it falls, by a cosine
 # Of the variance: how its network is trained.
 WIDTH, STEPS, BATCH, RATE = 256, 2000, 512, 2e-3
-EPOCHS = 200  # at most: few points would be learnt by heart
+EPOCHS = 200  # at most: few points would be overfitted
 LEAST = 1e-4  # of an output's mean: what is less is as good as nothing, and hard to learn
 
 
-def learn_mean(
+def distill_mean(
     model: Model, x: Points, values: Tensor, epochs: int = 5, *, batch_size: int = 512,
     learning_rate: float = 1e-3, loss: str = "squares", precision: str = "float32",
     capture: bool = False, seed: int = 0, callback: Callable[[int, float], None] | None = None,
 ) -> Model:  # fmt: skip
-    """A copy of a model that is taught `values`, (n,) or (n, c), at the points x.
+    """A copy of a model that is fitted to `values`, (n,) or (n, c), at the points x.
 
     Start from averaged weights, `SWA.of(…).model`, whose function is near the mean, or from a wider
     network of the same function, `ResNet.widened`; batch statistics are kept. Augment the points as
-    the training did. What falls is the mean squared error, or with `loss="softmax"` the divergence
+    the training did. The loss is the mean squared error, or with `loss="softmax"` the divergence
     KL(softmax(values) | softmax(outputs)). With `capture` a GPU on which the points lie, too,
     replays the steps, for models that never wait for the host. `callback` is called with each
     epoch's number and mean loss.
 
     >>> model, x = nn.Linear(2, 3).eval(), torch.randn(64, 2)
-    >>> taught = learn_mean(model, x, model(x) + 1, epochs=200, learning_rate=0.1)
-    >>> torch.allclose(taught(x), model(x) + 1, atol=1e-3)
+    >>> fitted = distill_mean(model, x, model(x) + 1, epochs=200, learning_rate=0.1)
+    >>> torch.allclose(fitted(x), model(x) + 1, atol=1e-3)
     True
     """
     check_choice(precision, "precision", ("float32", "bfloat16"))
@@ -50,17 +50,17 @@ def learn_mean(
     check_count(epochs, "epochs")
     x, values = _checked(model, x, values, loss)
     # in eval mode, since statistics of a batch of augmented points are not those it has at test
-    taught = copy.deepcopy(model).eval()
-    weights = [value for value in taught.parameters() if value.requires_grad]
+    fitted = copy.deepcopy(model).eval()
+    weights = [value for value in fitted.parameters() if value.requires_grad]
     if not weights:
-        raise ValueError("all parameters of the model are frozen: there is nothing to teach")
+        raise ValueError("all parameters of the model are frozen: there is nothing to fit")
     device = weights[0].device
     values, total = values.to(device), torch.zeros((), dtype=torch.float64, device=device)
 
     def backward(index: Tensor) -> None:
         part = values[index.to(device)]
         with torch.enable_grad(), autocast(device, precision == "bfloat16"):
-            wrong = _loss(loss, taught(move(x[index], device)), part)
+            wrong = _loss(loss, fitted(move(x[index], device)), part)
         wrong.backward()
         total.add_(wrong.detach() * len(index))
 
@@ -85,7 +85,7 @@ def learn_mean(
         if callback is not None:
             callback(epoch, error)
     step.optimizer.zero_grad()
-    return taught
+    return fitted
 
 
 def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Points, Tensor]:
@@ -93,7 +93,7 @@ def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Po
     check_model(model)
     x, values = check_points(x, integers=True), torch.as_tensor(values).detach()
     if any(tensor.requires_grad for tensor in tensors_of(x)):
-        raise ValueError("x must not require gradients: the points are not what is taught")
+        raise ValueError("x must not require gradients: the points are not what is fitted")
     check_finite(values, "values")
     if values.ndim not in (1, 2) or len(values) != len(x):
         raise ValueError(
@@ -124,11 +124,11 @@ def _loss(name: str, outputs: Tensor, values: Tensor) -> Tensor:
     return nn.functional.kl_div(outputs, values, reduction="batchmean", log_target=True)
 
 
-class LearntTail(nn.Module):
+class LearnedResidual(nn.Module):
     """Activations (n, a) ↦ √(ρ κ_cc(x, x)), (n, c): the size of what is left out of each output.
 
     ρ is the share of the kernel's trace that the functions leave out, taken to be the same at all
-    points: κ − Ψ̃Ψ̃ᵀ itself is the difference of two numbers that are learnt, and noise where it is
+    points: κ − Ψ̃Ψ̃ᵀ itself is the difference of two numbers that are learned, and noise where it is
     small. Far from the data it stays within what it has seen there.
     """
 
@@ -147,12 +147,12 @@ class LearntTail(nn.Module):
         """In float64."""
         return ((self.head(seen).double().clamp(*self.range) + self.level) / 2).exp()
 
-    def learn(self, x: Points, diagonal: Tensor, share: float, seed: int) -> LearntTail:
-        """Teach it κ(x, x) at the training points, (n,) or (n, c), or estimates; `share` is ρ."""
+    def learn(self, x: Points, diagonal: Tensor, share: float, seed: int) -> LearnedResidual:
+        """Fit it to κ(x, x) at the training points, (n,) or (n, c), or estimates; `share` is ρ."""
         if share <= 0:
             warn_user(
-                "by their eigenvalues the functions leave nothing out, and the learnt tail adds "
-                "nothing: refine=True gives eigenvalues that are not too large"
+                "by their eigenvalues the functions leave nothing out, and the learned residual "
+                "adds nothing: refine=True gives eigenvalues that are not too large"
             )
         some = self.activations.few_enough(x)
         diagonal = diagonal.double().reshape(len(x), -1)[some]
@@ -164,7 +164,7 @@ class LearntTail(nn.Module):
         self.range.copy_(torch.stack(values.aminmax(dim=0)))
         self.head.standardize(seen)
         epochs = min(EPOCHS, max(1, round(STEPS / -(-len(seen) // BATCH))))
-        self.head = learn_mean(
+        self.head = distill_mean(
             self.head, seen, values.to(seen), epochs, batch_size=BATCH, learning_rate=RATE,
             seed=seed,
         )  # fmt: skip
@@ -177,4 +177,6 @@ def check_seen(model: nn.Module, example: Points) -> None:
     try:
         Activations(model, example)
     except ValueError as error:
-        raise ValueError(f"no tail can be learnt: {error}; tail=True needs none of them") from error
+        raise ValueError(
+            f"no residual can be learned: {error}; residual=True needs none of them"
+        ) from error

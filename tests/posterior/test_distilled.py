@@ -12,7 +12,7 @@ from truth import points
 import neuralef as nef
 from neuralef.networks import ActivationHead
 from neuralef.points import PointDict
-from neuralef.posterior.regression import learn_mean
+from neuralef.posterior.distilled import distill_mean
 from neuralef.trajectory.posterior import TrajectoryPosterior
 from neuralef.trajectory.recorder import MeanRecorder
 from neuralef.trajectory.weights import SWA, WeightMoments, refresh_statistics
@@ -33,7 +33,7 @@ def linear(outputs=3):
 
 def test_values_are_learnt_by_least_squares():
     x, values = line()
-    taught = learn_mean(linear(), x, values, 1500, batch_size=40, learning_rate=0.1)
+    taught = distill_mean(linear(), x, values, 1500, batch_size=40, learning_rate=0.1)
     truth = torch.linalg.lstsq(torch.cat([x, torch.ones(40, 1)], 1), values).solution
     found = torch.cat([taught.weight.T, taught.bias[None]]).detach()
     torch.testing.assert_close(found, truth, rtol=0, atol=1e-6)
@@ -43,15 +43,15 @@ def test_a_classifier_learns_the_softmax_of_its_values():
     """Multinomial regression, at whose optimum the residuals are orthogonal to the points."""
     x, values = line()
     settings = {"batch_size": 40, "learning_rate": 0.1, "loss": "softmax"}
-    taught = learn_mean(linear(), x, values, 1500, **settings)
+    taught = distill_mean(linear(), x, values, 1500, **settings)
     residual = taught(x).softmax(1) - values.softmax(1)
     assert float((x.T @ residual).abs().max()) < 1e-5
     assert float(residual.sum(0).abs().max()) < 1e-5
-    squares = learn_mean(linear(), x, values, 1500, batch_size=40, learning_rate=0.1)
+    squares = distill_mean(linear(), x, values, 1500, batch_size=40, learning_rate=0.1)
     assert float((x.T @ (squares(x).softmax(1) - values.softmax(1))).abs().max()) > 0.1
     # what is added to all outputs of a point is nothing to a softmax
-    shifted = learn_mean(linear(), x, values + x[:, :1], 20, **settings)
-    again = learn_mean(linear(), x, values, 20, **settings)
+    shifted = distill_mean(linear(), x, values + x[:, :1], 20, **settings)
+    again = distill_mean(linear(), x, values, 20, **settings)
     torch.testing.assert_close(shifted.weight, again.weight)
 
 
@@ -59,14 +59,14 @@ def test_the_divergence_is_told():
     x, values = line()
     p, q, told = values.softmax(1), linear()(x).softmax(1), []
     settings = {"learning_rate": 1e-12, "loss": "softmax"}
-    learn_mean(linear(), x, values, 1, callback=lambda *t: told.append(t), **settings)
+    distill_mean(linear(), x, values, 1, callback=lambda *t: told.append(t), **settings)
     assert told == [(1, pytest.approx(float((p * (p / q).log()).sum(1).mean())))]
 
 
 def test_one_output_may_be_without_a_dimension():
     x, values = line()
     model = nn.Sequential(linear(1), nn.Flatten(0)).eval()
-    taught = learn_mean(model, x, values[:, 0], 500, learning_rate=0.1)
+    taught = distill_mean(model, x, values[:, 0], 500, learning_rate=0.1)
     assert float((taught(x) - values[:, 0]).square().mean()) < 0.3  # the noise has 0.25
 
 
@@ -86,7 +86,7 @@ def trajectory(x, count=40, seed=0):
 def test_what_is_learnt_is_nearer_to_the_mean_than_averaged_weights_are_at_new_points():
     x, new = points(300), points(100, seed=1)
     mean, swa = trajectory(torch.cat([x, new]))
-    taught = learn_mean(swa.model, x, mean[:300], 100, batch_size=100, learning_rate=1e-2)
+    taught = distill_mean(swa.model, x, mean[:300], 100, batch_size=100, learning_rate=1e-2)
     with torch.no_grad():
         before, after = ((m(new) - mean[300:]).square().mean() for m in (swa.model, taught))
     assert float(after) < 0.5 * float(before)
@@ -97,7 +97,7 @@ def test_neither_the_model_nor_any_statistics_are_touched():
     model = refresh_statistics(network(), points(200)).eval()
     before = copy.deepcopy(model.state_dict())
     state = torch.get_rng_state()
-    taught = learn_mean(model, x, torch.zeros(40, 3).double(), 3, batch_size=16)
+    taught = distill_mean(model, x, torch.zeros(40, 3).double(), 3, batch_size=16)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(torch.equal(a, b) for a, b in zip(taught.buffers(), model.buffers(), strict=True))
     assert not torch.equal(taught[3].weight, model[3].weight)
@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_network_and_errors_are_told():
 
     def taught(seed):
         told = []
-        model = learn_mean(
+        model = distill_mean(
             linear(), x, values, 4, batch_size=10, learning_rate=0.1, seed=seed,
             callback=lambda epoch, error: told.append((epoch, error)),
         )  # fmt: skip
@@ -128,7 +128,7 @@ def test_the_error_is_that_of_the_epoch():
     """One batch, and steps too small to matter: that of the model itself."""
     x, values = line()
     told = []
-    learn_mean(linear(), x, values, 1, learning_rate=1e-12, callback=lambda *t: told.append(t))
+    distill_mean(linear(), x, values, 1, learning_rate=1e-12, callback=lambda *t: told.append(t))
     assert told == [(1, pytest.approx(float((linear()(x) - values).square().mean())))]
 
 
@@ -143,7 +143,7 @@ def test_every_point_is_seen_in_every_epoch_and_one_epoch_learns(n, batch_size):
 
     x, values = line(n)
     model = Watcher(2, 3).double().eval()
-    taught = learn_mean(model, x, values, 1, batch_size=batch_size, learning_rate=0.1)
+    taught = distill_mean(model, x, values, 1, batch_size=batch_size, learning_rate=0.1)
     assert sorted(torch.cat(seen).tolist()) == sorted(x.tolist())
     assert float((taught.weight - model.weight).abs().min()) > 0.01
 
@@ -153,8 +153,8 @@ def test_nothing_outside_the_copy_is_touched():
     x, _ = line()
     model = linear()
     with torch.no_grad():
-        learn_mean(model, x, torch.ones(40, 3))
-    taught = learn_mean(model, x, model(x) + 1, epochs=3)
+        distill_mean(model, x, torch.ones(40, 3))
+    taught = distill_mean(model, x, model(x) + 1, epochs=3)
     assert all(value.grad is None for value in (*model.parameters(), *taught.parameters()))
 
 
@@ -165,7 +165,7 @@ def test_half_precision_is_that_of_the_model_alone():
     model[1].register_forward_hook(lambda part, given, out: seen.append(out.dtype))
     for precision, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
         seen.clear()
-        taught = learn_mean(model, x, values, 100, learning_rate=0.1, precision=precision)
+        taught = distill_mean(model, x, values, 100, learning_rate=0.1, precision=precision)
         assert set(seen) == {dtype}
         assert taught[0].weight.dtype == torch.float32
         assert float((taught(x) - values).square().mean()) < 0.3
@@ -176,7 +176,7 @@ def test_what_diverges_is_told():
     model = nn.Sequential(linear(), nn.Threshold(-1e300, torch.nan)).eval()
     model[1].forward = lambda h: h * torch.nan
     with pytest.raises(FloatingPointError, match="loss of epoch 1 is nan"):
-        learn_mean(model, x, values)
+        distill_mean(model, x, values)
 
 
 def test_frozen_parameters_stay_and_points_may_be_dicts():
@@ -191,7 +191,7 @@ def test_frozen_parameters_stay_and_points_may_be_dicts():
 
     x, values = line()
     model = Sum().eval()
-    taught = learn_mean(model, PointDict(u=x, v=x), values, 3, learning_rate=0.1)
+    taught = distill_mean(model, PointDict(u=x, v=x), values, 3, learning_rate=0.1)
     assert torch.equal(taught.b.weight, model.b.weight)
     assert not torch.equal(taught.a.weight, model.a.weight)
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_taught_is_refused(change, message):
     x, values = line()
     given = {"model": linear(), "x": x, "values": values} | change
     with pytest.raises(ValueError, match=message):
-        learn_mean(**given)
+        distill_mean(**given)
 
 
 def headed(mean, gram, x):
@@ -264,7 +264,7 @@ def test_a_head_on_a_network_of_another_kind_is_read_back_with_it(tmp_path):
 def test_a_head_may_look_at_averaged_weights_beside_a_learnt_mean(tmp_path):
     recorder, _, _ = recorded(30, points(40))
     swa = SWA.of(recorder.weights, recorder.x).model
-    mean = learn_mean(swa, recorder.x, recorder.mean(), 2)
+    mean = distill_mean(swa, recorder.x, recorder.mean(), 2)
     posterior = TrajectoryPosterior(mean, headed(swa, recorder.gram(), recorder.x))
     posterior.save(tmp_path / "p")
     new = points(5, seed=1)
@@ -290,7 +290,7 @@ def test_a_gpu_learns_the_same_mean_by_replays():
     x, values = torch.randn(330, 4), torch.randn(330, 3)  # the last batch of an epoch is smaller
     model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)).eval()
     taught = [
-        learn_mean(
+        distill_mean(
             copy.deepcopy(model).cuda(), x.cuda(), values.cuda(), 4, batch_size=32, capture=capture
         )
         for capture in (False, True)
