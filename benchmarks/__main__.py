@@ -1,4 +1,4 @@
-"""python -m benchmarks: speed as ratios in one run, the plain version beside ours."""
+"""python -m benchmarks: speed as ratios within one run, the plain version beside ours."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.callback(invoke_without_command=True)
 def bench_command(
     context: typer.Context,
-    only: Annotated[str | None, typer.Option(help="Run one benchmark by its name.")] = None,
+    only: Annotated[str | None, typer.Option(help="Name of the one benchmark to run.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for result.json.")] = None,
     device: Device = "cpu",
     overwrite: Overwrite = False,
     show_json: Json = False,
 ) -> None:
-    """Measure speed as ratios in one run, the plain version beside ours."""
+    """Speed as ratios within one run, the plain version beside ours."""
     if context.invoked_subcommand is not None:
         return
     with nullcontext() if out is None else opened_run(out, "bench", overwrite):

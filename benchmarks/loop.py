@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.timing import fastest
 from neuralef.solvers import NestedLoRA, NeuralEF, SpIN, TrainedSolver
-from paper.classic import PROBLEMS
+from paper.classic import PROBLEMS, SPIN_MEMORY
 
 K, STEPS, POINTS, BATCH = 10, 2000, 1024, 256
 
@@ -107,7 +107,7 @@ def spin(device: str) -> dict[str, Any]:
 
 
 def spin_memory(device: str) -> dict[str, Any]:
-    return _against_neuralef(device, SpIN(K, memory=0.99), "SpIN with memory", None)
+    return _against_neuralef(device, SpIN(K, memory=SPIN_MEMORY), "SpIN with memory", None)
 
 
 def nestedlora(device: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="The studies of the paper: result.json and figures. Quick ones need no data.",
+    help="Studies of the paper: each writes result.json and figures. Quick ones need no data.",
 )
 
 
@@ -40,7 +40,8 @@ def command(study: str, takes: tuple[str, ...]) -> Callable[..., None]:
 
     def run(
         preset: Annotated[
-            str, typer.Option(help="quick, paper for the full scale, or shared (of laplace).")
+            str,
+            typer.Option(help="Scale of the study: quick, paper (full) or shared (laplace only)."),
         ] = "quick",
         out: Annotated[
             Path | None, typer.Option("--out", "-o", help="Folder for the results.")

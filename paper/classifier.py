@@ -124,7 +124,7 @@ def _step(
 
 
 def _batches(x: Tensor, labels: Tensor, batch_size: int) -> int:
-    """How many there are in an epoch; what cannot be learnt from is refused."""
+    """How many there are in an epoch; what cannot be trained on is refused."""
     if len(x) < batch_size:
         raise ValueError(f"{len(x)} images are fewer than a batch of {batch_size}")
     if labels.is_floating_point():

@@ -114,7 +114,7 @@ def attainable(case: Case, preset: Preset, seed: int) -> dict[str, Any]:
     """The ECE of probabilities that are right, untuned and tuned on as few held-out points.
 
     Labels are drawn from the probabilities of temperature scaling, which is then tuned and scored
-    as all posteriors are: what is left of the ECE is chance. Means and spreads over several draws.
+    as all posteriors are: what is left of the ECE is chance. Means and spreads over several labels.
     """
     baseline = TemperatureScaling(case.model)
     logits = baseline.outputs(case.test)

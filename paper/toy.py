@@ -15,6 +15,7 @@ from neuralef.data import circles, two_moons
 from neuralef.kernels import NNGP
 from neuralef.report import write_figure, write_result
 from neuralef.solvers import NeuralEF, Solver, SpIN, Subspace
+from paper.classic import SPIN_MEMORY
 from paper.metrics import cosines
 
 WIDTH = 16
@@ -60,7 +61,7 @@ PRESETS = {
 
 
 def solvers(preset: Preset, seed: int) -> dict[str, Solver]:
-    """The exact answer, ours, the paper's objective, and SpIN without and with its memory."""
+    """The exact answer, ours, the paper's, and SpIN without memory, with it, and as published."""
     k = preset.k
     common: dict[str, Any] = {"steps": preset.steps, "seed": seed, "progress": False}
     return {
@@ -68,7 +69,8 @@ def solvers(preset: Preset, seed: int) -> dict[str, Solver]:
         "neuralef": NeuralEF(k, **common),
         "paper": NeuralEF.paper(k, **common),
         "spin": SpIN(k, **common),
-        "spin-memory": SpIN(k, memory=0.99, **common),
+        "spin-memory": SpIN(k, memory=SPIN_MEMORY, **common),
+        "spin-paper": SpIN.paper(k, **common),
     }
 
 
@@ -121,7 +123,7 @@ def run(
         out,
         "toy",
         preset=preset,
-        config=asdict(settings) | {"seed": seed} | prior,
+        config=asdict(settings) | {"seed": seed, "spin_memory": SPIN_MEMORY} | prior,
         measured=measured,
         paper={"figure": "3"},
         device=device,

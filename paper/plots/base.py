@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,6 +16,7 @@ LABELS = {
     "mu": "NeuralEF, μ-EigenGame",
     "spin": "SpIN without memory",
     "spin-memory": "SpIN with memory",
+    "spin-paper": "SpIN, as published",
     "nestedlora": "NestedLoRA",
     "landmarks": "Nyström on landmarks",
     "random-features": "random features",
@@ -33,6 +36,7 @@ COLORS = {
     "mu": "#7fb2d9",
     "spin": "#edae49",
     "spin-memory": "#b07d12",
+    "spin-paper": "#e0c37e",
     "nestedlora": "#4f9d69",
     "landmarks": "#555555",
     "random-features": "#9b6fb0",
@@ -43,6 +47,12 @@ COLORS = {
     "distilled, both networks": "#b07d12",
     "paper's objective, shared network, bfloat16": "#d1495b",
 }
+
+
+def method_label(method: str, config: dict[str, Any]) -> str:
+    """The name of a method in a figure, with the setting that it was run with."""
+    setting = f" {config['spin_memory']:g}" if method == "spin-memory" else ""
+    return f"{LABELS[method]}{setting}"
 
 
 def dots(axes: Axes, values: dict[str, list[float]], colors: dict[str, str]) -> None:

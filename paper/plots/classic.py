@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from neuralef.report import ladder, panel
-from paper.plots.base import COLORS, LABELS, legend_below
+from paper.plots.base import COLORS, LABELS, legend_below, method_label
 
 KERNELS = {"rbf": "RBF kernel", "polynomial": "polynomial kernel"}
 
@@ -28,7 +28,7 @@ def figure2(result: dict[str, Any]) -> Figure:
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
     )
-    _times(figure.add_subplot(grid[:, -1]), measured["seconds"])
+    _times(figure.add_subplot(grid[:, -1]), result)
     return figure
 
 
@@ -37,7 +37,7 @@ def _top_three(axes: Axes, curves: dict[str, Any]) -> None:
     styles |= {"spin": ("-.", 1.4, 1.0), "truth": ("--", 0.9, 1.0)}
     for name, (style, width, alpha) in styles.items():
         for j, values in enumerate(curves["functions"][name][:3]):
-            label = LABELS[name] if j == 0 else None
+            first = LABELS[name] if j == 0 else None
             axes.plot(
                 curves["grid"],
                 values,
@@ -45,19 +45,19 @@ def _top_three(axes: Axes, curves: dict[str, Any]) -> None:
                 color=COLORS[name],
                 lw=width,
                 alpha=alpha,
-                label=label,
+                label=first,
             )
 
 
-def _times(axes: Axes, seconds: dict[str, dict[str, float]]) -> None:
+def _times(axes: Axes, result: dict[str, Any]) -> None:
     panel(axes, "seconds to solve (polynomial kernel)", "points n")
-    for name, spent in seconds.items():
+    for name, spent in result["measured"]["seconds"].items():
         axes.loglog(
             [int(n) for n in spent],
             list(spent.values()),
             "o-",
             color=COLORS[name],
-            label=LABELS[name],
+            label=method_label(name, result["config"]),
         )
     axes.legend(frameon=False, fontsize=8)
 
@@ -87,13 +87,12 @@ def errors(result: dict[str, Any]) -> Figure:
         for method in (method for method in case["methods"] if method != "nystrom"):
             values = np.maximum(case["methods"][method]["median"]["sample"], 1e-12)
             places = range(1, len(values) + 1)
-            style = {"lw": 2.6} if method == "neuralef" else {"lw": 1.2}
-            axes.semilogy(
-                places, values, "o-", ms=4, color=COLORS[method], label=LABELS[method], **style
-            )
+            style: dict[str, Any] = {"lw": 2.6} if method == "neuralef" else {"lw": 1.2}
+            style |= {"color": COLORS[method], "label": method_label(method, result["config"])}
+            axes.semilogy(places, values, "o-", ms=4, **style)
         published = next(value for key, value in result["paper"].items() if "code" in key)[name]
-        label = "the authors' released code"
-        axes.semilogy(range(1, len(published) + 1), published, "x", color="0.3", label=label)
+        code = "the authors' released code"
+        axes.semilogy(range(1, len(published) + 1), published, "x", color="0.3", label=code)
         axes.set_ylim(5e-13, 3)
         axes.set_xticks(places)
     legend_below(figure, panels[0])
@@ -109,7 +108,8 @@ def cost(result: dict[str, Any]) -> Figure:
     for name, runs in measured["tradeoff"].items():
         seconds = [run["seconds"] for run in runs]
         worst = [max(1e-12, *run["errors"][:5]) for run in runs]
-        left.loglog(seconds, worst, "o-", ms=4, color=COLORS[name], label=LABELS[name])
+        title = method_label(name, result["config"])
+        left.loglog(seconds, worst, "o-", ms=4, color=COLORS[name], label=title)
     panel(right, "microseconds for a new point", "points n that were solved on")
     for name, costs in measured["evaluation"].items():
         right.loglog([int(n) for n in costs], list(costs.values()), "o-", ms=4, color=COLORS[name])

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from neuralef.report import panel
-from paper.plots.base import COLORS, LABELS
+from paper.plots.base import COLORS, LABELS, method_label
 
 CLASSES = ("#1b6ca8", "#d1495b")
 
@@ -18,7 +18,7 @@ CLASSES = ("#1b6ca8", "#d1495b")
 def figure3(result: dict[str, Any]) -> Figure:
     """The paper's Fig. 3: each set of points in the plane, and its projections to three axes."""
     measured = result["measured"]
-    shown = ("exact", "neuralef", "paper", "spin", "spin-memory")
+    shown = list(next(iter(measured.values()))["methods"])
     figure = Figure(figsize=(3.1 * (len(shown) + 1), 6.8))
     grid = figure.add_gridspec(
         len(measured), len(shown) + 1, left=0.03, right=0.97, bottom=0.03, top=0.93, wspace=0.22
@@ -35,8 +35,8 @@ def figure3(result: dict[str, Any]) -> Figure:
             psi = np.array(found["functions"])
             space.scatter(*psi.T, c=colors, s=3, depthshade=False)
             least = min(found["cosines"])
-            told = "" if method == "exact" else f"\nleast cosine {least:.4f}"
-            space.set_title(f"{LABELS[method]}{told}", fontsize=9)
+            note = "" if method == "exact" else f"\nleast cosine {least:.4f}"
+            space.set_title(f"{method_label(method, result['config'])}{note}", fontsize=9)
             space.set(xlabel="ψ₁", ylabel="ψ₂")
             space.set_zlabel("ψ₃", labelpad=-2)
             space.xaxis.set_major_locator(MaxNLocator(4))
@@ -150,8 +150,8 @@ def figure6(result: dict[str, Any]) -> Figure:
     row = figure.subplots(1, len(shown))
     for axes, (name, (matrix, title)) in zip(row, shown.items(), strict=True):
         image = axes.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
-        told = stand_in(result) if name == "truth" else f"\nrelative error {errors[name]:.3f}"
-        axes.set_title(f"{title}{told}", fontsize=9)
+        note = stand_in(result) if name == "truth" else f"\nrelative error {errors[name]:.3f}"
+        axes.set_title(f"{title}{note}", fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
     figure.colorbar(image, ax=row, shrink=0.8)

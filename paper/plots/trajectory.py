@@ -91,7 +91,7 @@ def samples_needed(seed: dict[str, Any]) -> Figure:
     axes.plot(counts, kept, "o-", ms=3, color=COLORS["SWA + NeuralEF"], label="SWA + NeuralEF")
     axes.axhline(stored["SWAG"], color=COLORS["SWAG"], lw=1, ls=":", label="SWAG")
     axes.set_yscale("log")
-    axes.set_ylim(top=30 * one * max(counts))  # room for the legend
+    axes.set_ylim(top=30 * one * max(counts))  # space for the legend
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     for axes in panels:
         axes.set_xscale("log")

@@ -10,6 +10,11 @@ def mean_of(records: list[dict[str, Any]], key: str) -> float:
     return sum(record[key] for record in records) / len(records)
 
 
+def method_name(method: str, config: dict[str, Any]) -> str:
+    """The name of a method in a table, with the setting that it was run with."""
+    return f"{method} {config['spin_memory']:g}" if method == "spin-memory" else method
+
+
 def power(value: float) -> str:
     """An error to one digit, such as 3e-5."""
     return f"{max(value, 0):.0e}".replace("e-0", "e-").replace("e+00", "")

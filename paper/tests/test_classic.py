@@ -62,7 +62,7 @@ def test_the_study_leaves_a_result_and_figures(study):
         "errors.png",
         "cost.png",
     }
-    assert result["config"] == dataclasses.asdict(TINY) | {"seed": 0}
+    assert result["config"] == dataclasses.asdict(TINY) | {"seed": 0, "spin_memory": 0.5}
     assert result["environment"]["torch"].startswith("2.")
     # seeds × methods of either kernel, methods × sizes, and methods of the error against seconds
     assert len(lines) == 2 * (8 + 7) + 7 * 2 + 9

@@ -74,7 +74,14 @@ def test_toy_projects_every_set_by_every_method(studies):
         assert np.array(case["points"]).shape == (40, 2)
         assert set(case["labels"]) == {0, 1}
         exact = torch.tensor(case["methods"]["exact"]["functions"])
-        assert list(case["methods"]) == ["exact", "neuralef", "paper", "spin", "spin-memory"]
+        assert list(case["methods"]) == [
+            "exact",
+            "neuralef",
+            "paper",
+            "spin",
+            "spin-memory",
+            "spin-paper",
+        ]
         for found in case["methods"].values():
             psi = torch.tensor(found["functions"])
             assert psi.shape == (40, 3)
@@ -193,7 +200,7 @@ def test_tables_print_every_study(studies, name):
         console.print(line, highlight=False)
     text = console.file.getvalue()
     says = {
-        "toy": ["two-moon, 40 points", "circles, 40 points", "spin-memory"],
+        "toy": ["two-moon, 40 points", "circles, 40 points", "spin-memory 0.5"],
         "mnist": ["dedicated, paper's objective", "Nyström rbf, 120 images", "samples: mean"],
         "ntk": ["distilled, both networks", "random features, 3 draws", "20 images × 10 outputs"],
     }
@@ -207,7 +214,7 @@ def test_tables_print_every_study(studies, name):
 @pytest.mark.parametrize(
     ("name", "draw", "panels"),
     [
-        ("toy", plots.figure3, 12),
+        ("toy", plots.figure3, 14),
         ("mnist", plots.mnist_projection, 2),
         ("mnist", plots.mnist_accuracy, 2),
         ("ntk", plots.figure5, 1),

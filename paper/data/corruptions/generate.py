@@ -56,10 +56,10 @@ CONSTANTS: dict[str, tuple[tuple[float, ...], ...]] = {
     ),
 }
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    name: getattr(room, name)
-    for room in (noise, blur, weather, digital)
+    name: getattr(module, name)
+    for module in (noise, blur, weather, digital)
     for name in CORRUPTIONS
-    if hasattr(room, name)
+    if hasattr(module, name)
 }
 TOGETHER = 1000  # images; more at a time take more memory and no less time
 HAIR = 2.0**-10  # of a byte: halves, of which some corruptions make many, go down on every device

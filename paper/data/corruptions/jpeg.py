@@ -24,7 +24,7 @@ COLOUR = (
     (47, 66, 99, 99, 99, 99, 99, 99),
     *((99,) * 8,) * 4,
 )
-# Both ways between colours, in 65536ths: libjpeg works with whole numbers.
+# Both directions between colours, in 65536ths: libjpeg works with whole numbers.
 TO_YCC = ((19595, 38470, 7471), (-11059, -21709, 32768), (32768, -27439, -5329))
 ONE = 65536
 # √8 times the cosine transform in 8192ths, left half; the right one mirrors it, odd rows negated.

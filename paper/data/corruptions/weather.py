@@ -68,8 +68,8 @@ def frost(
     pixels = torch.cat([photograph.flatten(1) for photograph in photographs], 1)
     draws = draws.on_cpu()
     chosen = draws.integers(0, len(photographs) - 1, n)
-    room = sizes[chosen] - torch.tensor([height, width]) + 1
-    top, left = (draws.uniform(0, 1, n, 2) * room).long().clamp(max=room - 1).T[:, :, None]
+    space = sizes[chosen] - torch.tensor([height, width]) + 1
+    top, left = (draws.uniform(0, 1, n, 2) * space).long().clamp(max=space - 1).T[:, :, None]
     rows = top + torch.arange(height)
     columns = left + torch.arange(width)
     where = starts[chosen][:, None, None] + rows[:, :, None] * sizes[chosen, 1][:, None, None]
@@ -178,14 +178,14 @@ def edges(levels: Tensor, low: float = 50, high: float = 150) -> Tensor:
     def ridge(row: int, column: int) -> Tensor:
         return (slope > neighbour(-row, -column)) & (slope >= neighbour(row, column))
 
-    steep = 2**0.5 - 1  # the tangent of 22.5°, half way between two directions
+    steep = 2**0.5 - 1  # the tangent of 22.5°, halfway between two directions
     level = down.abs() < steep * across.abs()
     upright = across.abs() < steep * down.abs()
     falling = torch.where(across * down < 0, ridge(1, -1), ridge(1, 1))
     ridges = torch.where(level, ridge(0, 1), torch.where(upright, ridge(1, 0), falling))
     weak = (ridges & (slope > low)).float()
     found = weak * (slope > high)
-    while True:  # an edge is followed as far as it is a weak one
+    while True:  # an edge is followed as long as it is a weak one
         grown = weak * max_pool2d(found, 3, stride=1, padding=1)
         if torch.equal(grown, found):
             return found > 0

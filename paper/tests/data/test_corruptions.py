@@ -93,7 +93,7 @@ def test_other_sizes(name, severity, height, width):
 
 
 BLURS = tuple(name for name in CORRUPTIONS if name.endswith("blur"))
-KEEPS = {  # what leaves an image of one level as it is, by that level
+KEEPS = {  # what leaves an image of one level unchanged, by that level
     0: ("shot_noise", "speckle_noise", "fog", "saturate"),
     100: (),
     255: ("brightness", "snow"),

@@ -95,7 +95,7 @@ def test_a_gpu_makes_the_same_images(name):
         assert result.is_cuda
         expected = corrupt(images, name, severity, 0, photographs())
         differences = (result.cpu().int() - expected.int()).abs()
-        assert (differences > 0).double().mean() < 1e-3  # halves that fall the other way
+        assert (differences > 0).double().mean() < 1e-3  # halves that are rounded differently
         assert (differences > 1).double().mean() < 1e-4
 
 

@@ -71,7 +71,7 @@ DONE = []
 
 
 def whole_study(factory):
-    """The study as it is, run once for all files that look at it."""
+    """The unchanged study, run once for all files that look at it."""
     if not DONE:
         DONE.append(run_study(factory.mktemp("study")))
     return DONE[0]
