@@ -16,7 +16,7 @@ LABELS = {
     "mu": "NeuralEF, μ-EigenGame",
     "spin": "SpIN without memory",
     "spin-memory": "SpIN with memory",
-    "spin-paper": "SpIN, as published",
+    "spin-paper": "SpIN.paper, memory 0.99",
     "nestedlora": "NestedLoRA",
     "landmarks": "Nyström on landmarks",
     "random-features": "random features",
