@@ -8,12 +8,13 @@ scalar (1, n, k), joint (1, n·c, k), independent (c, n, k).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class PointDict(dict[str, Tensor]):
@@ -77,10 +78,62 @@ def points_at_once(x: Points) -> int:
     return max(1, min(POINTS_AT_ONCE, NUMBERS_AT_ONCE // max(1, size)))
 
 
-def evaluate(network: Callable[[Any], Tensor], x: Points) -> Tensor:
+def call(model: Callable[..., Any], x: Points) -> Tensor:
+    """A model's outputs at the points, by whichever convention it takes and gives them.
+
+    A dict is passed as keywords where `forward` takes its keys by name, as those of Hugging Face
+    do, and as one argument otherwise.
+
+    >>> sentences = PointDict(ids=torch.zeros(5, 7), mask=torch.ones(5, 7))
+    >>> call(lambda ids, mask: {"logits": ids * mask}, sentences).shape
+    torch.Size([5, 7])
+    >>> call(lambda batch: (batch["ids"], "hidden states"), sentences).shape
+    torch.Size([5, 7])
+    """
+    args, named = arguments(model, x)
+    return logits(model(*args, **named))
+
+
+def arguments(model: Callable[..., Any], x: Points) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+    """How a model takes the points: as positional arguments and keywords."""
+    return ((), dict(x)) if isinstance(x, PointDict) and _by_name(model, x) else ((x,), {})
+
+
+def _by_name(model: Callable[..., Any], x: PointDict) -> bool:
+    """Whether a model takes the tensors of a dict as arguments of these names."""
+    try:
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+        signature.bind(**x)
+    except (TypeError, ValueError):  # it takes others, or does not say what
+        return False
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        # a wrapper, of adapters or for several devices, that passes on whatever it is given
+        inner = list(model.children()) if isinstance(model, nn.Module) else []
+        return len(inner) == 1 and _by_name(inner[0], x)
+    return True
+
+
+def logits(out: Any) -> Tensor:
+    """The outputs among all that a model returns: its `logits`, or the first of a tuple."""
+    found = out
+    if isinstance(out, Mapping):
+        found = out.get("logits")
+    elif isinstance(out, tuple):
+        found = getattr(out, "logits", out[0] if out else None)
+    if not isinstance(found, Tensor):
+        keys = f" of {', '.join(map(str, out))}" if isinstance(out, Mapping) else ""
+        raise ValueError(
+            "the model must return a tensor, a tuple that starts with one or a dict with 'logits', "
+            f"got {type(out).__name__}{keys}; wrap it in a module that returns its logits"
+        )
+    return found
+
+
+def evaluate(network: Callable[..., Any], x: Points) -> Tensor:
     """network(x) in parts, without gradients."""
     with torch.no_grad():
-        return torch.cat([network(part) for part in x.split(points_at_once(x))])
+        return torch.cat([call(network, part) for part in x.split(points_at_once(x))])
 
 
 def join(parts: Sequence[Any]) -> Any:

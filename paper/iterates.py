@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from neuralef.data import blend, crop_and_flip
 from neuralef.gram import FeatureGram
 from neuralef.networks import ActivationHead, ResNet, SharedResNet
-from neuralef.posterior import MAP, learn_mean
+from neuralef.posterior import MAP, distill_mean
 from neuralef.report import timed
 from neuralef.solvers import NeuralEF, Subspace
 from neuralef.spectrum import Spectrum
@@ -170,7 +170,7 @@ class Iterates:
         points = torch.cat([x, self.means.x])
         values = torch.cat([self.train.mean().float(), self.means.mean().float()])
         fitted, self.seconds[name] = timed(
-            lambda: learn_mean(
+            lambda: distill_mean(
                 model, points, values, s.mean_epochs, batch_size=4 * s.batch_size,
                 learning_rate=s.mean_rate, loss="softmax", precision=self.precision, capture=True,
                 seed=self.seed,
@@ -253,7 +253,7 @@ class Iterates:
             found = self.spectrum(gram, mean)
             self.fitted[f"{name} + NeuralEF"] = TrajectoryPosterior(mean, found)
             if name == list(means)[-1]:  # the larger of two
-                with_residual = TrajectoryPosterior(mean, found, tail=True)
+                with_residual = TrajectoryPosterior(mean, found, residual=True)
                 self.fitted[f"{name} + NeuralEF + residual"] = with_residual
         return self.fitted
 

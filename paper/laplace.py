@@ -96,7 +96,7 @@ def judge(method: Method, shared: SharedComputations, preset: Preset, seed: int)
     splits = preset.held, preset.splits, shared.seed
     found |= over_splits(posterior, *data, *splits)
     if getattr(posterior, "predictive_", "mc") != "mc":
-        posterior.predictive_ = "mc"
+        posterior.predictive = "mc"
         found["monte carlo"] = over_splits(posterior, *data, *splits)["mean"]
     return found
 
@@ -142,7 +142,7 @@ def over_the_plane(case: Case, preset: Preset, seed: int) -> dict[str, Any]:
     }
     posteriors: dict[str, Any] = {"the model itself": MAP(case.model)}
     for name, solver in solvers.items():
-        posterior = LinearizedLaplace(case.model, solver=solver, seed=seed)
+        posterior = LinearizedLaplace(case.model, solver=solver)
         posteriors[f"linearised Laplace, {name}"] = posterior.fit(case.loader)
     entropies = {}
     for name, posterior in posteriors.items():

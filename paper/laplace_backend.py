@@ -174,3 +174,41 @@ class Inducing:
             (known / (self.squares + value)) @ known.mT + unknown / value
             for value in prior_precisions
         ]
+
+
+def flattened(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Nested dicts and lists of tensors and plain values as JSON and tensors by number."""
+    tensors: dict[str, Tensor] = {}
+
+    def flat(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            name = str(len(tensors))
+            tensors[name] = value
+            return {"tensor": name}
+        if isinstance(value, dict):
+            return {"dict": {name: flat(part) for name, part in value.items()}}
+        if isinstance(value, (list, tuple)):
+            parts = [flat(part) for part in value]
+            return {"tuple": parts} if isinstance(value, tuple) else parts
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise TypeError(f"a {type(value).__name__} in the state of laplace-torch goes into no file")
+
+    return flat(state), tensors
+
+
+def unflattened(header: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `flattened` flattened."""
+    if isinstance(header, list):
+        return [unflattened(part, tensors) for part in header]
+    if not isinstance(header, dict):
+        return header
+    if "tensor" in header:
+        return tensors[header["tensor"]]
+    if "tuple" in header:
+        return tuple(unflattened(part, tensors) for part in header["tuple"])
+    if "dtype" in header:
+        return getattr(torch, header["dtype"])
+    return {name: unflattened(part, tensors) for name, part in header["dict"].items()}

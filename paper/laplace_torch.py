@@ -1,13 +1,14 @@
-"""The posteriors of the package laplace-torch, under the interface of `LinearizedLaplace`."""
+"""The posteriors of the package laplace-torch, under the protocol of ours."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from neuralef.posterior import (
     probabilities,
     tempering,
 )
+from neuralef.serialization import fingerprint, read_tensors, write_tensors
 from neuralef.sketching import even_normals
 from paper.laplace_backend import (
     Diagonal,
@@ -36,7 +38,9 @@ from paper.laplace_backend import (
     Projected,
     Rows,
     backend,
+    flattened,
     last_layer,
+    unflattened,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +48,11 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1024  # points whose probabilities are made
 JACOBIAN_NUMBERS = {"cpu": 2**24, "cuda": 2**29}  # of the Jacobians that are made at once
+SETTINGS = (
+    "method", "prior_precision", "draws", "seed", "batch_size", "iterations", "seconds",
+    "predictive",
+)  # fmt: skip
+FOUND = ("prior_precision_", "temperature_", "epochs_", "complete_", "outputs_")
 METHODS = {  # whose weights laplace-torch treats, and how
     "last-layer": ("last_layer", "full"), "diagonal": ("all", "diag"), "kfac": ("all", "kron"),
     "full": ("all", "full"), "ella": ("all", "gp"), "valla": ("all", "gp"),
@@ -73,7 +82,8 @@ class LaplaceTorch(MAP):
     """
 
     prior_precision_, temperature_, epochs_, complete_ = 1.0, 1.0, 1.0, True
-    predictive_ = "pairwise"
+    outputs_ = 2
+    kind = "laplace-torch"
     _posterior: Any = None
 
     def __init__(
@@ -106,31 +116,30 @@ class LaplaceTorch(MAP):
         self.iterations = check_count(iterations, "iterations")
         self.seconds = check_positive(seconds, "seconds")
 
-    def fit(self, loader: Iterable[Any], tune: Iterable[Any] | None = None) -> Self:
-        """The curvature, then δ by the likelihood of `tune`, or else by the marginal likelihood."""
+    def fit(self, data: Any, y: Any = None, *, tune: Any = None) -> Self:
+        """H, then δ by the likelihood of `tune`, or else by the marginal likelihood."""
         given = self.prior_precision is not None
         if self.method == "ella" and tune is None and not given:
             raise ValueError("ELLA has no marginal likelihood: pass tune=… or prior_precision=…")
-        x, y, logits = self.collect(loader, "loader")
+        x, y, logits = self.collect(data, "data", y)
         if not isinstance(x, Tensor) or logits.shape[1] < 2:
             raise ValueError(
                 f"expected a tensor and two logits, got {type(x).__name__} and {logits.shape[1]}: "
                 "make one tensor of the points, and of one logit f the two 0 and f"
             )
-        # Batch norms have no Kronecker factors; a last layer does not see them.
+        network = self._network()
         last = self.method == "last-layer"
-        network = copy.deepcopy(self.model) if last else fold_batch_norm(self.model)
         part = last_layer(self.model, x[:1]) if last else network  # whose Jacobians are made
         numbers = logits.shape[1] * sum(value.numel() for value in part.parameters())
         most = min(points_at_once(x), JACOBIAN_NUMBERS[device_kind(x.device)] // numbers)
-        self._at_once = self.batch_size or max(1, most)
+        self._batch = self.batch_size or max(1, most)
         self.prior_precision_, self.temperature_ = self.prior_precision or 1.0, 1.0
-        self.predictive_ = self.predictive or predictive_for(logits.shape[1])
+        self.outputs_, self._points = logits.shape[1], len(x)
         self._posterior = self._make(network, len(x))
         if self.method == "valla":
             self._train(Rows(x, y))
         else:
-            size = self._at_once
+            size = self._batch
             if self.method == "kfac" and self.batch_size is None:  # whose factors need no Jacobians
                 size = max(size, points_at_once(x) // 4)
             with torch.set_grad_enabled(not last):  # whose Jacobians need no graph
@@ -144,6 +153,16 @@ class LaplaceTorch(MAP):
             )
             self.prior_precision_ = found["prior_precision"]
         return self
+
+    def _network(self) -> nn.Module:
+        """Batch norms have no Kronecker factors; a last layer does not see them."""
+        last = self.method == "last-layer"
+        return copy.deepcopy(self.model) if last else fold_batch_norm(self.model)
+
+    @property
+    def predictive_(self) -> str:
+        """How class probabilities are found."""
+        return self.predictive or predictive_for("classification", self.outputs_)
 
     def _make(self, network: nn.Module, n: int) -> Any:
         from laplace import Laplace
@@ -161,7 +180,7 @@ class LaplaceTorch(MAP):
     def _train(self, rows: Rows) -> None:
         """Descend VaLLA's objective until its iterations or its seconds are over."""
         batches: DataLoader = DataLoader(
-            rows, self.batch_size or min(self._at_once, 100), shuffle=True, collate_fn=tuple,
+            rows, self.batch_size or min(self._batch, 100), shuffle=True, collate_fn=tuple,
             generator=torch.Generator().manual_seed(self.seed),
         )  # fmt: skip
         precision = self._posterior.log_prior_precision
@@ -212,13 +231,13 @@ class LaplaceTorch(MAP):
         """The outputs for each prior precision, without refitting; NaN where H + δI is singular."""
         if self._posterior is None:
             raise ValueError("call fit(loader) first")
-        way = "last_layer_jacobians" if self.method == "last-layer" else "jacobians"
+        name = "last_layer_jacobians" if self.method == "last-layer" else "jacobians"
         covariances = self._covariances
         if self.method in MANY_PRIORS:
             covariances = MANY_PRIORS[self.method](self._posterior).covariances
         means, parts = [], []
-        for points in x.split(self._at_once):
-            jacobians, mean = getattr(self._posterior.backend, way)(points)
+        for points in x.split(self._batch):
+            jacobians, mean = getattr(self._posterior.backend, name)(points)
             means.append(mean.double())
             parts.append([part.double() for part in covariances(jacobians, prior_precisions)])
         mean = torch.cat(means)
@@ -234,11 +253,8 @@ class LaplaceTorch(MAP):
         except torch.linalg.LinAlgError:
             return (jacobians @ jacobians.mT) * math.nan
 
-    def predict(self, x: Points) -> Gaussian:
+    def gaussian(self, outputs: Lazy) -> Gaussian:
         """The outputs of the model with their posterior covariance."""
-        return self._gaussian(self.outputs(x))
-
-    def _gaussian(self, outputs: Lazy) -> Gaussian:
         # in 64ths of a decade, as `tune_on` has it, so that it need not be made again
         joint = self.prior_precision_ * self.temperature_
         near = 10 ** (round(64 * math.log10(joint)) / 64)
@@ -251,9 +267,19 @@ class LaplaceTorch(MAP):
             )
         return Gaussian(found.mean, self.temperature_ * found.covariance)
 
+    def functions(self, outputs: Lazy, draws: int, seed: int) -> Tensor:
+        """Samples (draws, n, c) of what `gaussian` says of each point.
+
+        The covariance between points is not at hand: a sample has the same normals at all of them.
+        """
+        found = self.gaussian(outputs)
+        generator = torch.Generator().manual_seed(seed)
+        normals = torch.randn(draws, self.outputs_, dtype=torch.float64, generator=generator)
+        return found.mean + found.moves(normals.to(found.mean.device))
+
     def probabilities(self, outputs: Lazy) -> Tensor:
         """E softmax(f), (n, c)."""
-        found = self._gaussian(outputs)
+        found = self.gaussian(outputs)
         parts = zip(found.mean.split(AT_ONCE), found.covariance.split(AT_ONCE), strict=True)
         return torch.cat([self._tempered(Gaussian(*part))(1.0) for part in parts])
 
@@ -261,9 +287,36 @@ class LaplaceTorch(MAP):
         """E softmax(f) for any multiple of the covariance."""
         if self.predictive_ != "mc":
             return lambda τ: probabilities(found.mean, τ * found.covariance, self.predictive_)
-        normals = even_normals(self.draws, found.mean.shape[1], self.seed)
-        moves = found.moves(normals.to(found.mean.device))
+        even = even_normals(self.draws, found.mean.shape[1], self.seed)
+        moves = found.moves(even.to(found.mean.device))
         return lambda τ: (found.mean + τ**0.5 * moves).softmax(-1).mean(0)
+
+    def save(self, path: str | Path) -> None:
+        """Write what laplace-torch keeps of the posterior into a safetensors file."""
+        if self._posterior is None:
+            raise ValueError("call fit(data) first")
+        header, tensors = flattened(self._posterior.state_dict())
+        settings = {name: getattr(self, name) for name in SETTINGS}
+        found = {name: getattr(self, name) for name in FOUND}
+        mark = {"model": fingerprint(self.model), "points": self._points, "batch": self._batch}
+        content = {"state": header, "settings": settings | self.options, "found": found, **mark}
+        write_tensors(Path(path), self.kind, content, tensors)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module) -> Self:
+        """Read a posterior of this very model."""
+        header, tensors = read_tensors(Path(path), cls.kind)
+        if header["model"] != fingerprint(model):
+            raise ValueError(f"{path} is the posterior of another model: its weights differ")
+        device = next(model.parameters()).device
+        made = cls(model, **header["settings"])
+        for name, value in header["found"].items():
+            setattr(made, name, value)
+        made._points, made._batch = header["points"], header["batch"]
+        made._posterior = made._make(made._network(), made._points)
+        state = unflattened(header["state"], {n: t.to(device) for n, t in tensors.items()})
+        made._posterior.load_state_dict(state)
+        return made
 
 
 @dataclass(frozen=True)

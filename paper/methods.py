@@ -70,7 +70,7 @@ def methods(shared: SharedComputations, preset: Preset) -> Iterator[tuple[str, M
 
 
 def _fitted(case: Case, spectrum: Spectrum, **given: Any) -> LinearizedLaplace:
-    return LinearizedLaplace(case.model, solver=spectrum, **given).fit(case.loader)
+    return LinearizedLaplace(case.model, spectrum=spectrum, **given).fit(case.loader)
 
 
 def solved(shared: SharedComputations, preset: Preset) -> Iterator[tuple[str, Method]]:
@@ -83,7 +83,7 @@ def solved(shared: SharedComputations, preset: Preset) -> Iterator[tuple[str, Me
     for count in preset.exact:
         yield f"exact, k = {count}", Method(partial(exact, count), ("exact spectrum",))
     for count in sorted({min(WITH_RESIDUAL, shared.settings.most), shared.settings.most}):
-        with_residual = partial(exact, count, temperature=1.0, tail=True)
+        with_residual = partial(exact, count, temperature=1.0, residual=True)
         yield f"exact, k = {count}, with residual", Method(with_residual, ("exact spectrum",))
     uses = ("features", "sampled spectrum")
     yield (
@@ -103,7 +103,7 @@ def trained_networks(shared: SharedComputations, preset: Preset) -> Iterator[tup
             return shared.trained(make(k + OVERSAMPLE, True, seed), k, steps, seed)
 
         shared.sampled  # noqa: B018 - made before, since it has a time of its own
-        return _fitted(case, shared.once(of_seed(name, seed), train), seed=seed, **given)
+        return _fitted(case, shared.once(of_seed(name, seed), train), **given)
 
     def distilled(make: MakeNetwork, steps: int, seed: int) -> Tunable:
         network = make(s.k + OVERSAMPLE, False, seed)
@@ -116,7 +116,7 @@ def trained_networks(shared: SharedComputations, preset: Preset) -> Iterator[tup
     }
     for name, settings in networks.items():
         build = partial(trained, name, *settings)
-        with_residual = partial(build, tail="learnt")
+        with_residual = partial(build, residual="learned")
         of_network: dict[str, Any] = {"uses": ("features",), "seeds": preset.seeds, "trained": name}
         yield f"NeuralEF {name}", Method(build, **of_network)
         yield f"NeuralEF {name}, learned residual", Method(with_residual, **of_network)
@@ -139,7 +139,7 @@ def published(shared: SharedComputations, seed: int) -> Tunable:
     assert isinstance(posterior.solver, NeuralEF)
     solver = replace(posterior.solver, **shared.common(seed) | {"steps": s.steps})
     network = case.published(solver.k, True, seed)
-    posterior.solver = shared.train(solver, shared.sampled, network)
+    posterior.solver, posterior.spectrum = None, shared.train(solver, shared.sampled, network)
     return posterior.fit(case.loader)
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, jvp, vmap
+from torch.func import jacrev, jvp, vmap
 
 from neuralef.jacobian import models
 from neuralef.jacobian.layers import layer_blocks, whole
 from neuralef.jacobian.models import Weights
-from neuralef.points import Points, each, in_double, outside_inference
+from neuralef.points import Points, call, each, in_double, outside_inference
+from neuralef.warnings import warn_user
 
 # Relative errors of methods that agree: in the model's own precision, and in float64, in which some
 # layers compute in float32 all the same.
@@ -31,7 +32,7 @@ def weights_of(model: nn.Module, names: list[str]) -> Weights:
 
 def values_at(model: nn.Module, weights: Weights, x: Any) -> Tensor:
     """f(x) at given weights, (n, c)."""
-    out = functional_call(model, weights, (x,))
+    out = models.call_with(model, weights, x)
     return out[:, None] if out.ndim == 1 else out
 
 
@@ -59,7 +60,7 @@ def loop_jacobian(model: nn.Module, names: list[str], x: Points) -> Tensor:
     rows = []
     with models.trained(model, names) as weights, torch.enable_grad():
         for i in range(len(x)):
-            rows += [_gradient(value, weights) for value in model(x[i : i + 1]).reshape(-1)]
+            rows += [_gradient(value, weights) for value in call(model, x[i : i + 1]).flatten()]
     return torch.stack(rows).unflatten(0, (len(x), -1))
 
 
@@ -68,6 +69,7 @@ def _gradient(out: Tensor, weights: list[Tensor], u: Tensor | None = None) -> Te
     return torch.cat([part.flatten() for part in parts])
 
 
+CHECKPOINTING = "turn it off, in transformers by model.gradient_checkpointing_disable()"
 FAST = {"layers": layer_jacobian, "vmap": vmap_jacobian}  # the faster one first
 
 
@@ -80,21 +82,36 @@ def fastest_method(model: nn.Module, names: list[str], x: Points) -> str:
     """
     x = outside_inference(x)
     with torch.no_grad():
-        true = loop_jacobian(model, names, x)
+        true = _trusted(model, names, x)
         for method in FAST:
             try:
                 if _agrees(method, model, names, x, true):
                     return method
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError:
+            except Exception:  # whatever a model has against hooks, or torch.func
                 continue
-    warnings.warn(
+    warn_user(
         f"torch.func cannot differentiate {type(model).__name__}: its Jacobians are made, slowly, "
-        "one point and output at a time",
-        stacklevel=2,
+        f"one point and output at a time; if gradient checkpointing is on, {CHECKPOINTING}"
     )
     return "loop"
+
+
+def _trusted(model: nn.Module, names: list[str], x: Points) -> Tensor:
+    """J(x) by plain autograd, which checkpoints of the older kind keep from their weights."""
+    silent = "None of the inputs have requires_grad"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=silent)
+            return loop_jacobian(model, names, x)
+    except (RuntimeError, UserWarning) as error:
+        if silent not in str(error) and "use_reentrant" not in str(error):
+            raise
+        name = type(model).__name__
+        raise ValueError(
+            f"gradient checkpointing keeps gradients from weights of {name}: {CHECKPOINTING}"
+        ) from error
 
 
 def _agrees(method: str, model: nn.Module, names: list[str], x: Points, true: Tensor) -> bool:
@@ -168,7 +185,7 @@ def _is_dual(model: nn.Module, names: list[str], x: Points) -> bool:
     x, generator = outside_inference(x), torch.Generator().manual_seed(0)
     with models.differentiable():
         with models.trained(model, names) as weights, torch.enable_grad():
-            out = model(x)
+            out = call(model, x)
             u = torch.randn(out.shape, generator=generator).to(out)
             gradient = _gradient(out, weights, u)
         v = torch.randn(len(gradient), generator=generator).to(gradient)

@@ -13,7 +13,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.nn.utils.parametrize import is_parametrized
 
 from neuralef.memory import device_kind
-from neuralef.points import Points, outside_inference
+from neuralef.points import Points, arguments, call, logits, outside_inference
+from neuralef.warnings import warn_user
 
 Weights = dict[str, Tensor]  # the parameters of a model by name
 TRIAL = 8  # points on which a model is tried before any work
@@ -32,6 +33,11 @@ def check_model(model: nn.Module) -> None:
     """Refuse what has no Jacobian by samples: train mode, batch statistics, two devices."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ValueError(
+            "TorchScript modules have no derivatives by samples: pass the nn.Module that was "
+            "scripted or traced"
+        )
     if any(module.training for module in model.modules()):
         raise ValueError("the model is in train mode: call model.eval() first")
     for name, module in model.named_modules():
@@ -46,23 +52,30 @@ def check_model(model: nn.Module) -> None:
         raise ValueError(f"the model lies on several devices: {names}; move it to one with .to(…)")
 
 
-def try_model(model: Callable[[Any], Any], x: Points) -> int:
+def try_model(model: Callable[..., Any], x: Points) -> int:
     """The number of outputs of a model, after a trial on the first points, together and alone."""
     some = x[:TRIAL]
     with torch.no_grad():
         try:
-            together, *alone = [model(part) for part in (some, *some.split(1))]
-        except TypeError as error:
+            together, *alone = [call(model, part) for part in (some, *some.split(1))]
+        except (TypeError, AttributeError) as error:
+            keys = "a tensor" if isinstance(x, Tensor) else f"a dict of {', '.join(x)}"
             raise TypeError(
-                f"the model must take the points, a tensor or one dict of tensors, as its only "
-                f"argument: {error}; wrap it in a module that does"
+                f"the model does not take the points, {keys}, as its only argument or by the names "
+                f"of its arguments: {error}; pass the tensors that it takes, or wrap it in a "
+                "module that takes these"
             ) from error
     for out, points in ((together, len(some)), *((out, 1) for out in alone)):
-        if not isinstance(out, Tensor) or out.ndim not in (1, 2) or len(out) != points:
-            came = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        if out.ndim not in (1, 2) or len(out) != points:
+            advice = "wrap it in a module that does"
+            if out.ndim > 2:  # of segmentation, of tokens
+                advice = (
+                    "of images or sequences choose the outputs that you ask about: wrap it in a "
+                    "module that returns out[:, :, row, column], out[:, token] or a mean of them"
+                )
             raise ValueError(
-                f"on {points} points the model must give a tensor (n,) or (n, c), got {came}; "
-                "wrap it in a module that does"
+                f"on {points} points the model must give a tensor (n,) or (n, c), got "
+                f"{tuple(out.shape)}; {advice}"
             )
     if not together.is_floating_point() or together.numel() == 0:
         came = f"{together.dtype} of shape {tuple(together.shape)}"
@@ -77,6 +90,23 @@ def try_model(model: Callable[[Any], Any], x: Points) -> int:
             "statistics or the like: replace them, points must be independent of each other"
         )
     return 1 if together.ndim == 1 else together.shape[1]
+
+
+def call_with(model: nn.Module, weights: Weights, x: Points) -> Tensor:
+    """The model's outputs at other weights, each in the place of all that are tied to it.
+
+    torch does that itself, but not of a module that has two names.
+    """
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    given = {own[name]: value for name, value in weights.items() if name in own}
+    places = {
+        f"{owner}.{part}".lstrip("."): given[value]
+        for owner, module in model.named_modules()
+        for part, value in (*module._parameters.items(), *module._buffers.items())
+        if value in given
+    }
+    args, named = arguments(model, x)
+    return logits(functional_call(model, places, args, named, tie_weights=False))
 
 
 @contextmanager
@@ -139,13 +169,14 @@ def activations(
     found = []
 
     def look(module: nn.Module, args: Any, out: Any) -> None:
-        parts = out if isinstance(out, tuple | list) else (out,)
+        parts = out.values() if isinstance(out, dict) else out
+        parts = parts if not isinstance(parts, Tensor) else (parts,)
         found.append((module, sum(part.numel() for part in parts if isinstance(part, Tensor))))
 
     hooks = [module.register_forward_hook(look) for module in model.modules()]
     try:
         with torch.no_grad():
-            model(x) if weights is None else functional_call(model, weights, (x,))
+            call(model, x) if weights is None else call_with(model, weights, x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -172,7 +203,7 @@ def saved_for_backward(model: nn.Module, names: list[str], x: Points) -> int:
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with trained(model, names) as weights, torch.enable_grad(), differentiable(), hooks:
-        model(outside_inference(x))
+        call(model, outside_inference(x))
     own = {weight.data_ptr() for weight in weights}
     return sum(size for place, size in kept if place not in own)
 
@@ -185,8 +216,8 @@ def points_in(most: int, numbers: int) -> int:
 def fold_batch_norm(model: nn.Module) -> nn.Module:
     """A copy of a model in eval mode, γ(Wx + b − m)/s + β = W′x + b′ wherever the two meet.
 
-    A batch norm that does not follow a convolution or a linear layer of its own stays; in eval mode
-    it is a fixed affine map.
+    A batch norm that does not follow a convolution or a linear layer of its own stays, and all do,
+    with a warning, in a model whose calls torch.fx cannot trace.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
     >>> fold_batch_norm(model)
@@ -201,12 +232,14 @@ def fold_batch_norm(model: nn.Module) -> nn.Module:
         return folded
     try:
         nodes = list(fx.Tracer().trace(model).nodes)
-    except Exception as error:
-        raise ValueError(
-            f"cannot follow the calls of {type(model).__name__} to find its batch norms "
-            f"({type(error).__name__}: {error}); fold them by hand with "
-            "torch.nn.utils.fusion.fuse_conv_bn_eval"
-        ) from error
+    except Exception as error:  # whatever a model's code has against symbols in place of tensors
+        name, cause = type(model).__name__, f"{type(error).__name__}: {error}"
+        warn_user(
+            f"the batch norms of {name} stay unfolded, since torch.fx cannot trace it ({cause}): "
+            "in eval mode they are affine maps with weights of their own, and the tangent kernel "
+            "is that of the unfolded weights; torch.nn.utils.fusion.fuse_conv_bn_eval folds by hand"
+        )
+        return folded
     calls = [str(node.target) for node in nodes if node.op == "call_module"]
     read = [str(node.target) for node in nodes if node.op == "get_attr"]
     for node in nodes:

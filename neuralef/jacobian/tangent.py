@@ -53,10 +53,13 @@ class Tangent(nn.Module):
         if x.device != self.device:
             where = f"the model is on {self.device}, the points are on {x.device}"
             raise ValueError(f"{where}; move one with .to(…)")
+        coarse = [value.dtype for value in self.model.parameters() if value.is_floating_point()]
+        coarse = [dtype for dtype in coarse if dtype.itemsize < 4]
+        if coarse:
+            advice = "too coarse for derivatives: call model.float() first"
+            raise ValueError(f"the model holds {coarse[0]}, {advice}")
         if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != self.dtype:
             advice = f"the points {x.dtype}; convert one with .to(…)"
-            if self.dtype.itemsize < 4:
-                advice = "too coarse for derivatives: call model.float() first"
             raise ValueError(f"the model holds {self.dtype}, {advice}")
         return models.try_model(self.model, x)
 
@@ -93,13 +96,13 @@ class Tangent(nn.Module):
     def points_at_once(self, x: Points, outputs: int) -> int:
         """How many points' Jacobians make one chunk, and what is differentiated for them."""
         kind, size = device_kind(x.device), outputs * self.size
+        held = models.saved_for_backward(self.model, self.names, x[:1])
         if self._fastest(x) == "layers":
             found = models.activations(self.model, x[:1])
-            held = outputs * sum(number for module, number in found if module._parameters)
-            return models.points_in(models.LAYERWISE_CHUNK[kind], max(size, held))
+            held = max(held, sum(number for module, number in found if module._parameters))
+            return models.points_in(models.LAYERWISE_CHUNK[kind], max(size, outputs * held))
         most = models.JACOBIAN_CHUNK[kind]
-        held = outputs * models.saved_for_backward(self.model, self.names, x[:1])
-        return max(1, min(most // size, models.points_in(most, max(1, held))))
+        return max(1, min(most // size, models.points_in(most, max(1, outputs * held))))
 
     def push(self, x: Points, directions: Tensor, outputs: int) -> Tensor:
         """J(x) V for directions V (p, m): (n, c, m), by whichever method is the cheaper."""

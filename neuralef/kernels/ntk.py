@@ -38,9 +38,10 @@ class NTK(SampledKernel):
     pass with a tangent for each column, "finite_difference" is the paper's (f(θ + εv) − f(θ))/ε.
     Unless `method` says, it is what costs least, most often "sketch".
 
-    Models give (n,), (n, 1) or (n, c): c outputs make a matrix-valued kernel. Only parameters that
-    require gradients count. Points may be tensors, token ids or dicts, whatever the model takes.
-    Fold batch norms first, with `neuralef.fold_batch_norm`. The kernel keeps a copy of the model.
+    Models give (n,), (n, 1) or (n, c), or these as the `logits` of what they return: c outputs make
+    a matrix-valued kernel. Only parameters that require gradients count. Points may be tensors,
+    token ids or dicts, which are passed as keywords where the model takes their keys by name. Fold
+    batch norms first, with `neuralef.fold_batch_norm`. The kernel keeps a copy of the model.
 
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
     >>> x = torch.randn(5, 3)
@@ -64,6 +65,13 @@ class NTK(SampledKernel):
         self.samples = None if samples is None else check_count(samples, "samples")
         self.seed, self.method = check_count(seed, "seed", least=0), method
         self.epsilon = check_positive(epsilon, "epsilon")
+
+    def __repr__(self) -> str:
+        model, chosen = type(self.tangent.model).__name__, self.method
+        if self.samples is None:
+            return f"NTK({model})"
+        method = "" if chosen is None else f", method={chosen!r}"
+        return f"NTK({model}, samples={self.samples}{method}, seed={self.seed})"
 
     def layout(self, x: Points) -> Layout:
         """That of the model's outputs, after a trial of it on the first of the points x."""

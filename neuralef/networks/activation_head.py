@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from neuralef.jacobian.models import LAYERS, check_model, layer_by_layer
 from neuralef.modules.heads import Normalized
 from neuralef.networks.mlp import SharedMLP
-from neuralef.points import Points, move, points_at_once, twice
+from neuralef.points import Points, call, move, points_at_once, twice
 from neuralef.progress import watched
 from neuralef.serialization import rebuildable
 
 HELD = 2**28  # activations of all points, at most
-LOOKED_AT = 2**28  # activations that means, scales and tails are learnt from, at most
+LOOKED_AT = 2**28  # activations that means, scales and variances are estimated from, at most
 
 
 class Activations(nn.Module):
@@ -85,7 +85,7 @@ class Activations(nn.Module):
             for name in self.names:
                 hook, layer = partial(look, name), self.model.get_submodule(name)
                 hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
-            return self.model(x), seen
+            return call(self.model, x), seen
 
     def both(self, x: Points) -> tuple[Tensor, Tensor]:
         """The model's output and the activations (n, a), of one pass."""
@@ -161,7 +161,7 @@ class ActivationHead(nn.Module):
 
 
 def past_the_model(network: nn.Module, x: Points) -> tuple[nn.Module, Points]:
-    """What of a head learns, and what it sees of the points x, for which the model runs but once.
+    """What of a head trains, and what it sees of the points x, for which the model runs but once.
 
     All else comes back unchanged: other networks, and a head that has hooks, whose model learns
     with it or whose activations would fill the memory.

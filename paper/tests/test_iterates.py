@@ -126,7 +126,7 @@ def test_a_mean_is_distilled_at_the_images_and_at_their_copies(study, monkeypatc
         seen.append((copy.deepcopy(model), points, values, settings["loss"]))
         return model
 
-    monkeypatch.setattr(iterates, "learn_mean", learn)
+    monkeypatch.setattr(iterates, "distill_mean", learn)
     wide = run.wide()
     run._distilled("distilled mean", run.average.model)
     for _, points, values, _ in seen:
@@ -246,7 +246,7 @@ def test_the_residual_is_that_of_the_last_mean(study):
         plain, with_residual = (
             run.fitted[f"wide mean + NeuralEF{end}"] for end in ("", " + residual")
         )
-        assert (plain.tail, with_residual.tail) == (False, True)
+        assert (plain.residual, with_residual.residual) == (False, True)
         assert with_residual.spectrum is plain.spectrum
         assert with_residual.features.model is plain.features.model is run.fitted["wide mean"].model
 

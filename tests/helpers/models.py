@@ -131,9 +131,12 @@ def count(x):
     return len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
 
 
-def dense_jacobian(model, x):
-    """J (n·c, p): one backward pass of plain autograd for each output of each point alone."""
-    parameters = [value for value in model.parameters() if value.requires_grad]
+def dense_jacobian(model, x, of=None):
+    """J (n·c, p): one backward pass of plain autograd for each output of each point alone.
+
+    Of a function, in the parameters `of` a model.
+    """
+    parameters = [value for value in (of or model).parameters() if value.requires_grad]
     rows = []
     for i in range(count(x)):
         for value in model(some(x, slice(i, i + 1))).reshape(-1):
@@ -145,7 +148,7 @@ def dense_jacobian(model, x):
 
 
 def held_at_once(monkeypatch, numbers):
-    """So many numbers of a Jacobian, whichever way it is made."""
+    """So many numbers of a Jacobian, by whichever method it is made."""
     for chunk in (models.JACOBIAN_CHUNK, models.LAYERWISE_CHUNK):
         monkeypatch.setitem(chunk, "cpu", numbers)
     monkeypatch.setattr(models, "MOST", numbers)

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from models import Reader, mlp, sentences
+from models import Reader, dense_jacobian, images, mlp, sentences
 from torch import nn
-from truth import points
+from torch.utils.checkpoint import checkpoint
+from truth import assert_close, points
 
 from neuralef.gram import JacobianGram
 from neuralef.jacobian import models
@@ -75,14 +76,103 @@ def test_a_model_that_mixes_points_where_the_first_two_are_equal():
         (lambda h: h.sum(), r"got \(\).*wrap it"),
         (lambda h: h.sum(0), r"must give a tensor \(n,\) or \(n, c\)|other points of its batch"),
         (lambda h: h[:1], r"got \(1, 2\).*wrap it"),
-        (lambda h: (h, h), "got tuple.*wrap it"),
-        (lambda h: {"logits": h}, "got dict.*wrap it"),
+        (lambda h: h.expand(6, 5, *h.shape).transpose(0, 2), r"images or sequences.*wrap it"),
+        (lambda h: [h, h], "got list.*wrap it"),
+        (lambda h: ("hidden states", h), "got tuple.*wrap it"),
+        (lambda h: (), "got tuple.*wrap it"),
+        (lambda h: {"hidden": h, "pooled": h}, "got dict of hidden, pooled; wrap it"),
+        (lambda h: {"logits": [h]}, "got dict of logits; wrap it"),
         (lambda h: None, "got NoneType.*wrap it"),
     ],
-    ids=["three dimensions", "number", "summed", "one row", "tuple", "dict", "nothing"],
+    ids=[
+        "three dimensions",
+        "number",
+        "summed",
+        "one row",
+        "images",
+        "list",
+        "second of a tuple",
+        "empty tuple",
+        "dict without logits",
+        "logits in parts",
+        "nothing",
+    ],
 )
 def test_outputs_of_a_wrong_shape(function, says):
     refused(Wrapped(function).eval(), says)
+
+
+class ByName(Wrapped):
+    def forward(self, x, mask):
+        return self.linear(x) * mask
+
+
+def test_keys_that_a_model_does_not_take_are_named():
+    model, x = ByName(None).eval(), {"x": points(6, 3), "mask": torch.ones(6, 1)}
+    assert JacobianGram(model, x).outputs == 2
+    for keys, given in (("x", {"x": x["x"]}), ("x, mask, more", x | {"more": torch.ones(6, 1)})):
+        says = f"a dict of {keys}, .*by the names of its arguments.*pass the tensors that it takes"
+        refused(model, says, given, TypeError)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_torchscript():
+    for model in (torch.jit.script(mlp()), nn.Sequential(torch.jit.trace(mlp(), points(2, 3)))):
+        refused(model.eval(), "TorchScript.*pass the nn.Module that was scripted or traced")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    says = rf"the model holds {dtype}, too coarse for derivatives: call model\.float\(\) first"
+    refused(mlp().to(dtype), says, points(6, 3).float())
+    part = mlp()
+    part[0].to(dtype).requires_grad_(False)  # of which the derivatives of the rest are made
+    refused(part, says)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.first, self.last, self.use_reentrant = mlp(3), mlp(2), use_reentrant
+
+    def forward(self, x):
+        return self.last(checkpoint(self.first, x, use_reentrant=self.use_reentrant))
+
+
+def test_gradient_checkpointing():
+    x = points(4, 3)
+    with pytest.raises(ValueError, match=r"gradient checkpointing keeps.*turn it off"):
+        NTK(Checkpointed(True).eval())(x, x)
+    model = Checkpointed(False).eval()
+    rows = dense_jacobian(model, x)
+    with pytest.warns(UserWarning, match="if gradient checkpointing is on, turn it off"):
+        assert_close(NTK(model)(x, x), rows @ rows.T)
+
+
+class UNet(nn.Module):
+    """A skip connection around a bottleneck: an image of classes for each image."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Conv2d(2, 4, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.last = nn.Conv2d(6, 3, 1)
+
+    def forward(self, x):
+        return self.last(torch.cat([x, self.up(torch.relu(self.down(x)))], 1))
+
+
+def test_a_u_net_is_refused_and_one_of_its_pixels_is_not():
+    model, x = UNet().double().eval(), images(6)
+    refused(model, r"got \(6, 3, 6, 6\); of images or sequences choose the outputs", x)
+
+    class Pixel(UNet):
+        def forward(self, x):
+            return super().forward(x)[:, :, 2, 3]
+
+    pixel = Pixel().double().eval()
+    rows = dense_jacobian(pixel, x)
+    assert_close(NTK(pixel)(x, x), rows @ rows.T)
 
 
 def test_outputs_that_lose_their_dimension_with_one_point_of_a_batch():
