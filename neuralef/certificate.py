@@ -11,7 +11,7 @@ from torch import Tensor
 from neuralef.gram.base import Gram, own_blocks
 
 NORMAL_95 = 1.96  # half-widths of 95 % intervals, in standard errors
-CERTIFIABLE = 0.5  # an interval wider than this share of its eigenvalue, either way, tells nothing
+CERTIFIABLE = 0.5  # an interval that reaches further, as a share of its eigenvalue, tells nothing
 LEAST_POINTS = 3
 PER_PAIR = ("eigenvalues", "estimates", "low", "high", "certifiable")
 
@@ -24,6 +24,11 @@ class Certificate:
     functions that are far off show as quotients far below the claim. Tensors are (k,), or (c, k)
     for independent outputs; `estimates`, `low` and `high` are NaN where `certifiable` is False:
     there the noise of m points hides the pair. `explained_trace` counts the certifiable pairs.
+
+    Intervals are for many points: for the first pair of (x·x′ + 1.5)⁴ on U[−1, 1] they held the
+    truth in 95 % of samples of 200 to 1,000 points, 94 % of 100, 90 % of 30. The claimed eigenvalue
+    is no truth but has the noise of its own training points: with 1,000 of those and 1,000 fresh
+    ones 80 % of the intervals held it.
     """
 
     points: int

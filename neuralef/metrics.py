@@ -73,35 +73,35 @@ def entropy(probabilities: Tensor) -> Tensor:
     return torch.special.entr(probabilities.double()).sum(1)
 
 
-def auroc(inside: Tensor, outside: Tensor) -> float:
-    """The chance that a score from outside is above one from inside, ties counting half.
+def auroc(in_distribution: Tensor, ood: Tensor) -> float:
+    """The chance that the score of an OOD point is above one in distribution, ties counting half.
 
     >>> auroc(torch.tensor([0.1, 0.4]), torch.tensor([0.4, 0.9]))
     0.875
     """
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(*_told_apart(inside, outside)))
+    return float(roc_auc_score(*_detection(in_distribution, ood)))
 
 
-def aupr(inside: Tensor, outside: Tensor) -> float:
-    """Average precision of telling points from outside by their scores.
+def aupr(in_distribution: Tensor, ood: Tensor) -> float:
+    """Average precision of OOD detection by scores, out-of-distribution points being positive.
 
     >>> aupr(torch.tensor([0.1, 0.2]), torch.tensor([0.8, 0.9]))
     1.0
     """
     from sklearn.metrics import average_precision_score
 
-    return float(average_precision_score(*_told_apart(inside, outside)))
+    return float(average_precision_score(*_detection(in_distribution, ood)))
 
 
-def _told_apart(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Which scores are from outside, and all scores."""
-    if inside.ndim != 1 or outside.ndim != 1 or not len(inside) or not len(outside):
-        shapes = f"{tuple(inside.shape)} and {tuple(outside.shape)}"
+def _detection(in_distribution: Tensor, ood: Tensor) -> tuple[Tensor, Tensor]:
+    """Which scores are of OOD points, and all scores."""
+    if not (in_distribution.ndim == ood.ndim == 1 and len(in_distribution) and len(ood)):
+        shapes = f"{tuple(in_distribution.shape)} and {tuple(ood.shape)}"
         raise ValueError(f"expected two vectors of scores, got {shapes}")
-    scores = torch.cat([inside, outside]).detach().double().cpu()
-    return torch.arange(len(scores)) >= len(inside), scores
+    scores = torch.cat([in_distribution, ood]).detach().double().cpu()
+    return torch.arange(len(scores)) >= len(in_distribution), scores
 
 
 def _check_probabilities(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 @contextmanager
 def silence(wanted: bool = True) -> Iterator[None]:
-    """Nothing is shown within, as inside work that shows its own progress; unless not wanted."""
+    """Nothing is shown within, as in work that shows its own progress; unless not wanted."""
     token = _silent.set(wanted or _silent.get())
     try:
         yield

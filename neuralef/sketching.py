@@ -101,12 +101,12 @@ def _mixed(state: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def even_normals(draws: int, size: int, seed: int) -> Tensor:
-    """Standard normal vectors (draws, size) for a mean over them: each is N(0, I), in pairs ±z.
+def even_normals(count: int, size: int, seed: int) -> Tensor:
+    """Standard normal vectors (count, size) for a mean over them: each is N(0, I), in pairs ±z.
 
     Blocks of up to `size` are orthogonal and cover the space more evenly: 256 are nearly as good as
     1024 independent ones. Do not change them in place: they are kept.
     """
     generator = torch.Generator().manual_seed(seed)
-    directions = orthogonal_normals(-(-draws // 2), size, generator)
-    return torch.stack([directions, -directions], 1).flatten(0, 1)[:draws]
+    directions = orthogonal_normals(-(-count // 2), size, generator)
+    return torch.stack([directions, -directions], 1).flatten(0, 1)[:count]

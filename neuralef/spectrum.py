@@ -15,9 +15,12 @@ from neuralef.checks import check_alike, check_count, check_finite, check_points
 from neuralef.gram import Gram
 from neuralef.kernels.base import Kernel
 from neuralef.memory import CHUNK
+from neuralef.modules.tracked import FINGERPRINT, Tracked
 from neuralef.points import LaidOut, Layout, PointDict, Points, points_at_once
+from neuralef.serialization.calls import call
 from neuralef.serialization.files import below, read_tensors, tensors_alone, write_tensors
 from neuralef.serialization.modules import describe, rebuild
+from neuralef.warnings import warn_user
 
 VALIDATION = "validation."
 # The functions at the example point, by which damage and what is passed are known.
@@ -25,13 +28,14 @@ PROBE = "probe"
 BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
 
 
-class Spectrum(LaidOut, nn.Module):
+class Spectrum(LaidOut, Tracked):
     """The top eigenpairs of a kernel's integral operator, E_q κ(x, x′) ψ_j(x′) = μ_j ψ_j(x).
 
     ψ(x) = network(x) · rotation. The network is what the solver trained, or the features of
     Nyström's formula; the rotation, in float64, is the last step of refinement. Eigenvalues and
     residuals are (k,), or (c, k) for c independent outputs; `spectrum(x)`, differentiable, is
-    (n, k), or (n, c, k).
+    (n, k), or (n, c, k). It is a module, which may be trained on: when its network's weights have
+    changed it is `stale` and says so, and `refit` finds the pairs of the new functions.
 
     >>> import neuralef as nef
     >>> x = torch.linspace(-2, 2, 200)[:, None]
@@ -44,10 +48,12 @@ class Spectrum(LaidOut, nn.Module):
         self, network: nn.Module, rotation: Tensor, eigenvalues: Tensor, residuals: Tensor,
         mean_diagonal: Tensor, example: Points, layout: Layout,
         solver: dict[str, Any] | None = None, history: list[dict[str, Any]] | None = None,
+        fingerprint: Tensor | None = None,
     ) -> None:  # fmt: skip
         """For c independent outputs tensors are (c, …): rotation (m, k), mean_diagonal ().
 
-        `example` is one point of the data, whose shape, dtype and device new points must have.
+        `example` is one point of the data, whose shape, dtype and device new points must have; the
+        `fingerprint` is of the weights that all this belongs to, by default those of the network.
         """
         super().__init__()
         self.network, self.layout = network.eval(), layout
@@ -62,6 +68,7 @@ class Spectrum(LaidOut, nn.Module):
         tensors = [example] if isinstance(example, Tensor) else example.values()
         for number, tensor in enumerate(tensors):
             self.register_buffer(f"example{number}", tensor.detach().clone())
+        self.track(fingerprint)
 
     @property
     def k(self) -> int:
@@ -89,6 +96,7 @@ class Spectrum(LaidOut, nn.Module):
     @property
     def explained_trace(self) -> Tensor:
         """Σ_j μ_j / E κ(x, x): the share of the kernel that these pairs explain."""
+        self.warn_if_stale()
         return self.eigenvalues.sum(-1) / self.mean_diagonal
 
     def forward(self, x: Points) -> Tensor:
@@ -112,6 +120,7 @@ class Spectrum(LaidOut, nn.Module):
 
     def features(self, x: Points) -> Tensor:
         """√μ_j ψ_j(x), whose inner products are the kernel: (n, k), or (n, c, k)."""
+        self.warn_if_stale()
         psi = self(x)
         return psi * self.eigenvalues.clamp_min(0).sqrt().to(psi.dtype)
 
@@ -133,7 +142,7 @@ class Spectrum(LaidOut, nn.Module):
     def with_eigenvalues(self, eigenvalues: Tensor) -> Spectrum:
         """The same functions with other eigenvalues, such as exact ones; there is no certificate.
 
-        Learnt functions hold less of the kernel than its eigenvalues say. With exact ones
+        Learned functions hold less of the kernel than its eigenvalues say. With exact ones
         E Σ_j μ_jψ_j(x)², what the kernel is on average at a point, is that of its true top k. A
         function that was not found, whose eigenvalue is zero, keeps it.
         """
@@ -153,8 +162,19 @@ class Spectrum(LaidOut, nn.Module):
     def _alike(self, rotation: Tensor, eigenvalues: Tensor, residuals: Tensor) -> Spectrum:
         return Spectrum(
             self.network, rotation, eigenvalues, residuals, self.mean_diagonal, self.point,
-            self.layout, self.solver, self.history,
+            self.layout, self.solver, self.history, self.fingerprint.clone(),
         )  # fmt: skip
+
+    def refit(self, gram: Gram, *, validation: Gram | None = None) -> Spectrum:
+        """The best pairs in the span of the network's functions as they are now, on a Gram.
+
+        A spectrum on the same network with its own eigenvalues, residuals and, with a `validation`
+        Gram of fresh points, certificate: Rayleigh–Ritz, as solvers end with. What the network
+        cannot give is not found; a solver's `solve(gram, spectrum.network)` trains it further.
+        """
+        from neuralef.solvers.refit import refit
+
+        return refit(self, gram, validation)
 
     def certificate(self, gram: Gram) -> Certificate:
         """Judge the pairs on a Gram of fresh points, which training has not seen."""
@@ -162,16 +182,25 @@ class Spectrum(LaidOut, nn.Module):
             raise TypeError(f"expected a Gram of fresh points, got {type(gram).__name__}")
         if gram.layout != self.layout:
             raise ValueError(f"the spectrum has {self.layout}, the Gram {gram.layout}")
+        self.warn_if_stale()
         with torch.no_grad():
             psi = self(gram.x)
         return certify(gram, psi, self.eigenvalues)
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file that `neuralef.load` reads, whole or not at all."""
+        """Write a safetensors file that `neuralef.load` reads, whole or not at all.
+
+        If the spectrum is stale the file is, too, and so is what is read from it.
+        """
         write_tensors(Path(path), "spectrum", *self.pack())
 
     def pack(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All of it as a JSON header and tensors; a user's own modules are tensors only."""
+        if self.stale:
+            warn_user(
+                "this spectrum is stale, and the file says so: its network has changed since its "
+                "eigenvalues and residuals were found; save spectrum.refit(gram) instead"
+            )
         header = {
             "network": describe(self.network) or {"passed": "network"},
             "layout": dataclasses.asdict(self.layout), "example": self.example_keys,
@@ -189,7 +218,13 @@ class Spectrum(LaidOut, nn.Module):
         """What `print(spectrum)` tells."""
         values = ", ".join(f"{value:.4g}" for value in self.eigenvalues.flatten()[:6].tolist())
         more = ", …" if self.eigenvalues.numel() > 6 else ""
-        return f"rank={self.rank}, outputs={self.outputs}, eigenvalues=[{values}{more}]"
+        lines = [f"rank={self.rank}, outputs={self.outputs}, eigenvalues=[{values}{more}]"]
+        if self.solver:
+            settings = dict(self.solver)
+            lines.append(f"solver={call(settings.pop('name', 'Solver'), settings)}")
+        if self.stale:
+            lines.append("stale: the network has changed since; refit(gram) finds the pairs anew")
+        return "\n".join(lines)
 
 
 def load(
@@ -229,6 +264,7 @@ def unpack(
 
 def _assembled(network: nn.Module, header: dict[str, Any], tensors: dict[str, Tensor]) -> Spectrum:
     certificate = below(VALIDATION, tensors)
+    told = FINGERPRINT in tensors  # not by version 0.2
     tensors = {name: t for name, t in tensors.items() if not name.startswith(VALIDATION)}
     layout, keys = Layout(**header["layout"]), header["example"]
     parts = [tensors[f"example{number}"] for number in range(len(keys or "x"))]
@@ -236,7 +272,7 @@ def _assembled(network: nn.Module, header: dict[str, Any], tensors: dict[str, Te
     rotation, values, residuals, diagonal = (tensors[name] for name in BUFFERS)
     spectrum = Spectrum(
         network, rotation, values, residuals, diagonal, example, layout, header["solver"],
-        header["history"],
+        header["history"], tensors.get(FINGERPRINT),
     )  # fmt: skip
     for name, value in (*spectrum.named_parameters(), *spectrum.named_buffers()):
         if name in tensors:
@@ -244,6 +280,8 @@ def _assembled(network: nn.Module, header: dict[str, Any], tensors: dict[str, Te
     state = spectrum.state_dict()
     others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
     spectrum.load_state_dict(tensors | others)  # a model's own extra state is in no file of ours
+    if not told:
+        spectrum.track()
     if certificate:
         spectrum.validation = Certificate(points=header["validation_points"], **certificate)
     return spectrum

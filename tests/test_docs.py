@@ -28,7 +28,7 @@ PUBLIC = [
 ]
 PAGES = [
     "README.md", "docs/method.md", "docs/which-solver.md", "docs/kernels.md", "docs/uncertainty.md",
-    "docs/trajectories.md",
+    "docs/trajectories.md", "docs/fine-tuning.md",
 ]  # fmt: skip
 
 

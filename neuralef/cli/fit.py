@@ -39,8 +39,8 @@ CERTIFICATE_POINTS = 8192  # of the held-out points, at most
 class Fit:
     """Find the top eigenpairs of a kernel on your data; repeated, an interrupted run goes on."""
 
-    data: str = argument(".npy, .npz, .csv or .parquet, a point per row.")
-    kernel: str = option(f"One of {', '.join(KERNELS)}.", "rbf")
+    data: str = argument("Table of points, one per row: .npy, .npz, .csv or .parquet.")
+    kernel: str = option(f"Kernel: {', '.join(KERNELS)}.", "rbf")
     k: int = option("Number of eigenpairs.", 10)
     lengthscale: float | None = option(
         "Lengthscale of rbf, matern and periodic.", None, "the median distance; 1"
@@ -51,15 +51,15 @@ class Fit:
     bias: float | None = option("Bias of the polynomial kernel.", None, "1.5")
     activation: str | None = option("Activation of mlpgp and mlpntk: relu or erf.", None, "relu")
     depth: int | None = option("Number of linear layers of mlpgp and mlpntk.", None, "3")
-    center: bool = option("Centre the kernel: kernel PCA.", False)
-    solver: str = option(f"One of {', '.join(SOLVERS)}.", "neuralef")
+    center: bool = option("Centring of the kernel, as in kernel PCA.", False)
+    solver: str = option(f"Solver: {', '.join(SOLVERS)}.", "neuralef")
     steps: int | None = option("Number of steps of solvers that train.", None, "2000")
     batch_size: int | None = option("Batch size of solvers that train.", None, "256")
     landmarks: int | None = option("Number of random points that nystrom solves on.", None, "all")
     features: int | None = option("Number of features of random-features.", None, "1000")
     held_out: float = option("Share of the points kept for the certificate.", 0.1)
     array: str | None = option("Name of an array in an .npz.", None)
-    dtype: str = option("float32 or float64.", "float32")
+    dtype: str = option("Precision: float32 or float64.", "float32")
     seed: int = option("Seed of every random number.", 0)
 
     def __post_init__(self) -> None:
@@ -117,13 +117,13 @@ def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
     training = {"checkpoint": out / CHECKPOINT} if trains else {}
     spectrum, seconds = timed(partial(solver.solve, gram, validation=validation, **training))
     spectrum.save(out / "spectrum.safetensors")
-    learnt = {n.replace("log_", ""): v.exp().tolist() for n, v in kernel.named_parameters()}
+    learned = {n.replace("log_", ""): v.exp().tolist() for n, v in kernel.named_parameters()}
     return {
         "eigenvalues": spectrum.eigenvalues.tolist(),
         "residuals": plain(spectrum.residuals.tolist()), "rank": spectrum.rank,
         "explained_trace": spectrum.explained_trace.tolist(),
         "certificate": spectrum.validation and spectrum.validation.to_json(),
-        "points": len(x), "seconds": seconds, "kernel": learnt, "notes": notes,
+        "points": len(x), "seconds": seconds, "kernel": learned, "notes": notes,
     }  # fmt: skip
 
 
@@ -132,10 +132,10 @@ fit = command("fit", Fit, run, checkpoint=CHECKPOINT)
 
 def transform(
     run: Annotated[Path, typer.Argument(help="Folder that `neuralef fit` wrote.")],
-    data: Annotated[Path, typer.Argument(help=".npy, .npz, .csv or .parquet, a point per row.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help=".npy, .npz or .csv to write.")],
+    data: Annotated[Path, typer.Argument(help="Table of points: .npy, .npz, .csv or .parquet.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .npy, .npz or .csv.")],
     eigenfunctions: Annotated[
-        bool, typer.Option(help="Write ψ_j(x) instead of the features √μ_j ψ_j(x).")
+        bool, typer.Option(help="Eigenfunctions ψ_j(x) instead of the features √μ_j ψ_j(x).")
     ] = False,
     array: Annotated[str | None, typer.Option(help="Name of an array in an .npz.")] = None,
     device: Device = "cpu",

@@ -35,9 +35,9 @@ def check_device(device: str) -> str:
 
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", callback=check_device)]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace the result of an earlier run.")]
+Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1, …", callback=check_device)]
+Json = Annotated[bool, typer.Option("--json", help="JSON of the result, and nothing else.")]
+Overwrite = Annotated[bool, typer.Option(help="Replacement of the result of an earlier run.")]
 SHARED = {"device": (Device, "cpu"), "overwrite": (Overwrite, False), "show_json": (Json, False)}
 
 

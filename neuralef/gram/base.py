@@ -15,7 +15,7 @@ from torch import Tensor
 
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.base import Kernel
-from neuralef.points import LaidOut, Layout
+from neuralef.points import LaidOut, Layout, Points
 
 if TYPE_CHECKING:
     from typing import Self
@@ -45,6 +45,15 @@ class Gram(LaidOut, ABC):
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def __repr__(self) -> str:
+        kind = "" if self.layout == Layout() else f", {self.layout}"
+        parts = "".join(f"{part}, " for part in self.described())
+        return f"{type(self).__name__}({parts}{described_points(self.x)}{kind})"
+
+    def described(self) -> list[str]:
+        """What the operator is made of, in a few words each."""
+        return [] if self.kernel is None else [repr(self.kernel)]
 
     @property
     def is_narrow(self) -> bool:
@@ -140,6 +149,13 @@ class Gram(LaidOut, ABC):
         with torch.no_grad():
             diagonal = self.diagonal().double()
         return self.fold(diagonal[..., None]).sum((1, 2)) / len(self)
+
+
+def described_points(x: Points) -> str:
+    """How many points, and what one of them is."""
+    if isinstance(x, Tensor):
+        return f"{len(x)} points of shape {tuple(x.shape[1:])}"
+    return f"{len(x)} points of {', '.join(x)}"
 
 
 def own_blocks(gram: Gram) -> Iterator[tuple[slice, Tensor]]:

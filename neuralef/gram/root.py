@@ -38,6 +38,10 @@ class RootGram(Gram):
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """Φ as folded (g, some rows, f) chunks on the device of x, in that dtype or Φ's own."""
 
+    def described(self) -> list[str]:
+        """The width of the root."""
+        return [*super().described(), f"{self.features} features"]
+
     def traced(self, chunks: Iterator[Tensor]) -> Iterator[Tensor]:
         """The chunks of a pass; if they are dear, it leaves the trace behind as a by-product."""
         trace = torch.zeros(self.groups, dtype=torch.float64, device=self.device)
@@ -172,6 +176,11 @@ class FeatureGram(RootGram):
         """Φ is taken as exact, and multiplied in float64."""
         return self.precision * self.mean_diagonal()
 
+    def described(self) -> list[str]:
+        """The kernel that the features are sampled from, if there is one, and their number."""
+        kernel = getattr(self.feature_map, "kernel", None)
+        return [*([] if kernel is None else [repr(kernel)]), *super().described()]
+
     def _parts(self) -> tuple[Tensor, ...]:
         return self.phi.split(max(1, CHUNK // self.phi[0].numel()))
 
@@ -204,6 +213,10 @@ class JacobianGram(RootGram):
         self.layout = Layout(self.tangent.outputs(self.x))
         self.features = self.tangent.size
         self.precision = torch.finfo(self.dtype).eps  # J is in the model's dtype
+
+    def described(self) -> list[str]:
+        """The model, and how many of its weights count."""
+        return [type(self.tangent.model).__name__, f"{self.features} weights"]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -34,6 +34,9 @@ class WeightedGram(Gram):
         self.kernel, self.feature_map, self.tangent = gram.kernel, gram.feature_map, gram.tangent
         self.precision = gram.precision
 
+    def __repr__(self) -> str:
+        return f"{self.gram!r}.weighted({tuple(self.root.shape)} weights)"
+
     @property
     def dtype(self) -> torch.dtype:
         """That of the Gram itself."""

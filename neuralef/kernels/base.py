@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_count, check_points
 from neuralef.points import Layout, Points
 from neuralef.serialization import rebuildable
+from neuralef.serialization.calls import constructor
 
 if TYPE_CHECKING:
     from neuralef.gram import Gram
@@ -81,6 +82,9 @@ class Kernel(nn.Module):
         return Scaled(self, other) if isinstance(other, (int, float)) else NotImplemented
 
     __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return constructor(self)
 
 
 class Function(Kernel):

@@ -22,6 +22,10 @@ def _check_scalar(kernel: Kernel, x: Points | None = None) -> None:
         raise ValueError(f"{type(kernel).__name__} has outputs of its own: give a scalar kernel")
 
 
+def _factor(kernel: Kernel) -> str:
+    return f"({kernel!r})" if isinstance(kernel, Sum) else repr(kernel)
+
+
 class _Pair(Kernel):
     """Two kernels of the same outputs, whose values are combined one by one."""
 
@@ -61,6 +65,9 @@ class Sum(_Pair):
 
     combine = staticmethod(operator.add)
 
+    def __repr__(self) -> str:
+        return f"{self.first!r} + {self.second!r}"
+
     def rounding(self, x: Tensor) -> Tensor:
         """The errors of both."""
         return self.first.rounding(x) + self.second.rounding(x)
@@ -71,6 +78,9 @@ class Product(_Pair):
     """κ₁(x, x′) · κ₂(x, x′), entry by entry (positive semi-definite by Schur's product theorem)."""
 
     combine = staticmethod(operator.mul)
+
+    def __repr__(self) -> str:
+        return f"{_factor(self.first)} * {_factor(self.second)}"
 
     def rounding(self, x: Tensor) -> Tensor:
         """The error of each, times the other."""
@@ -89,6 +99,9 @@ class Scaled(Kernel):
         self.kernel, self.scale = kernel, scale
         self.outputs, self.independent = kernel.outputs, kernel.independent
         self.integers = kernel.integers
+
+    def __repr__(self) -> str:
+        return f"{float(self.scale.detach()):.6g} * {_factor(self.kernel)}"
 
     def layout(self, x: Points) -> Layout:
         """That of κ."""

@@ -1,4 +1,4 @@
-"""The NN-GP kernel of any architecture, from networks drawn out of its prior."""
+"""The NN-GP kernel of any architecture, from networks sampled from its prior."""
 
 import copy
 import math
@@ -22,14 +22,15 @@ DRAWN_AT_ONCE = 64  # networks from a seed of their own: another number would ch
 
 
 class NNGP(SampledKernel):
-    """κ(x, x′) = E_θ f(x; θ) f(x′; θ) over networks with random weights, from s draws of them.
+    """κ(x, x′) = E_θ f(x; θ) f(x′; θ) over networks with random weights, from s samples of them.
 
     `make_net()` builds a network (n, …) ↦ (n,), (n, 1) or (n, c). Its own random initialisation is
     the prior; or, with `weight_variance` σ_w² and `bias_variance` σ_b², the weights of linear and
     convolutional layers are N(0, σ_w²/fan_in) and their biases N(0, σ_b²), the rest staying as it
     was made. `marginalize` then takes the mean over the last linear layer in closed form, so that
     each of its inputs is a feature: a better estimate of the same kernel, that of one output.
-    `gram(x)` is a `FeatureGram` (Lee et al. 2018; Novak et al. 2019).
+    `gram(x)` is a `FeatureGram` (Lee et al. 2018; Novak et al. 2019). Variances are fixed numbers,
+    not parameters that train: those of `MLPGP` do.
 
     >>> net = lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
     >>> kernel = NNGP(net, samples=100, weight_variance=2.0, bias_variance=1.0)
@@ -56,7 +57,8 @@ class NNGP(SampledKernel):
         elif marginalize:
             raise ValueError("marginalize needs the prior's weight_variance and bias_variance")
         self.own_prior, self.marginalize = weight_variance is None, marginalize
-        self.weight_variance, self.bias_variance = weight_variance or 0.0, bias_variance or 0.0
+        self.weight_variance, self.bias_variance = weight_variance, bias_variance
+        self._variances = weight_variance or 0.0, bias_variance or 0.0
         with _seeded(self.seed):  # for what the given variances do not say
             self.net = self._make()
 
@@ -101,8 +103,9 @@ class NNGP(SampledKernel):
     def _with_bias(self, phi: Tensor, last: nn.Linear) -> Tensor:
         """Scale hidden units so that κ is their mean times σ_w², plus the variance of the bias."""
         s = phi.shape[1]
-        scales = phi.new_full((s,), math.sqrt(self.weight_variance * s / (s - 1)))
-        scales[-1] = 0.0 if last.bias is None else math.sqrt(self.bias_variance * s)
+        weight, bias = self._variances
+        scales = phi.new_full((s,), math.sqrt(weight * s / (s - 1)))
+        scales[-1] = 0.0 if last.bias is None else math.sqrt(bias * s)
         phi[:, -1] = 1.0
         return phi * scales if phi.requires_grad else phi.mul_(scales)
 
@@ -155,7 +158,8 @@ class NNGP(SampledKernel):
             if not isinstance(layer, LAYERS):
                 continue
             fan_in = layer.weight[0].numel()
-            variances = {"weight": self.weight_variance / fan_in, "bias": self.bias_variance}
+            weight, bias = self._variances
+            variances = {"weight": weight / fan_in, "bias": bias}
             for part, variance in variances.items():
                 name = f"{owner}.{part}".lstrip(".")
                 if name in parameters:  # else none, tied to another name, or made from others

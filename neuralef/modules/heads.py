@@ -66,8 +66,9 @@ def _precise(h: Tensor, weight: Tensor, bias: Tensor, stack: int) -> Tensor:
 class L2BatchNorm(nn.Module):
     """Divide each function by its root mean square over the batch (equation 13 of the paper).
 
-    In training σ_j² = (1/b) Σ_i Σ_c h_ijc², for each output where outputs are independent; a moving
-    average of it otherwise. There is no centring and nothing to learn.
+    In training σ_j² = (1/b) Σ_i Σ_c h_ijc², for each output where outputs are independent; in eval
+    mode σ_j is a moving average of those of the batches (of σ, not of σ², as in Algorithm 1), whose
+    square is the buffer `mean_square`. There is no centring and nothing to learn.
 
     >>> L2BatchNorm(3)(torch.randn(100, 3)).square().mean(0).round(decimals=4)
     tensor([1., 1., 1.])
@@ -93,7 +94,9 @@ class L2BatchNorm(nn.Module):
         squares = squares.clamp_min(torch.finfo(h.dtype).tiny)  # zero functions stay zero
         with torch.no_grad():
             weight = torch.where(self.batches == 0, 1.0, self.momentum).to(h.dtype)
-            self.mean_square.lerp_(squares.detach(), weight)
+            average = self.mean_square.sqrt().lerp(squares.detach().sqrt(), weight)
+            # the square is kept, since files of earlier versions hold one
+            self.mean_square.copy_(average.square().clamp_min(torch.finfo(h.dtype).tiny))
             self.batches.add_(1)
         return h / squares.sqrt()
 

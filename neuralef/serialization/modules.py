@@ -51,7 +51,7 @@ def describe(module: Any) -> dict[str, Any] | None:
         return None
     arguments = {}
     try:
-        for parameter in _parameters(type(module)):
+        for parameter in parameters_of(type(module)):
             if parameter in _PASSED[name]:
                 arguments[parameter] = {"passed": _PASSED[name][parameter]}
             else:
@@ -72,12 +72,12 @@ def rebuild(description: dict[str, Any], given: Mapping[str, Any]) -> Any:
     if type(given.get("network")) is cls:  # a user may pass what is ours already
         return given["network"]
     arguments = {n: _decode(value, given) for n, value in description["arguments"].items()}
-    several = [n for n, kind in _parameters(cls).items() if kind == Parameter.VAR_POSITIONAL]
+    several = [n for n, kind in parameters_of(cls).items() if kind == Parameter.VAR_POSITIONAL]
     positional = arguments.pop(several[0]) if several else ()
     return getattr(cls, "rebuilt", cls)(*positional, **arguments)
 
 
-def _parameters(cls: type[nn.Module]) -> dict[str, Any]:
+def parameters_of(cls: type[nn.Module]) -> dict[str, Any]:
     """The arguments of a constructor, with their kinds."""
     if cls.__init__ is nn.Module.__init__:
         return {}
@@ -96,8 +96,8 @@ def _given(name: str, given: Mapping[str, Any]) -> Any:
         # a posterior passes its own model
         model = "" if given.get("model") is None else "model, "
         raise ValueError(
-            f"it cannot be read without the {name} it was made with: pass one made in the same "
-            f"way, load(path, {model}{name}=…)"
+            f"it cannot be read without the {name} it was made with: pass one made by the same "
+            f"code, load(path, {model}{name}=…)"
         )
     return given[name]
 

@@ -145,11 +145,11 @@ def check_definite(values: Tensor, rounding: Tensor, where: str) -> None:
 
 
 def make_spectrum(
-    solver: Solver, gram: Gram, network: nn.Module, rotation: Tensor, eigenvalues: Tensor,
-    residuals: Tensor, *, validation: Gram | None = None,
+    k: int, settings: dict[str, Any], gram: Gram, network: nn.Module, rotation: Tensor,
+    eigenvalues: Tensor, residuals: Tensor, *, validation: Gram | None = None,
     history: list[dict[str, Any]] | None = None, span: int | None = None,
 ) -> Spectrum:  # fmt: skip
-    """Drop the pairs that are not there, say so, and hand out the result with its certificate.
+    """Drop what of k pairs is not there, say so, and hand out the result with its certificate.
 
     Arguments come folded: rotation (g, m, k), eigenvalues and residuals (g, k), descending. `span`
     is the number of independent functions that a network gave.
@@ -161,11 +161,11 @@ def make_spectrum(
     rank = int(there.sum(-1).max())
     if rank == 0:
         raise ValueError("the kernel vanishes on the data: it has no positive eigenvalue")
-    if rank < solver.k:
+    if rank < k:
         why = f"the others are below {floor.max():.1e}, the numerical zero of this kernel"
-        if span is not None and span < solver.k:
+        if span is not None and span < k:
             why = f"the network gives only {span} independent functions; a larger one may find more"
-        warn_user(f"found {rank} eigenpairs of the {solver.k} asked for: {why}")
+        warn_user(f"found {rank} eigenpairs of the {k} asked for: {why}")
     # without refinement pairs are not sorted: one that is not there may stand between others
     kept = int(there.any(0).nonzero().max()) + 1
     of_groups = gram.layout.unfold_groups
@@ -173,7 +173,7 @@ def make_spectrum(
         network, of_groups(torch.where(there[:, None, :], rotation, 0.0)[..., :kept]),
         of_groups(torch.where(there, eigenvalues, 0.0)[:, :kept]),
         of_groups(torch.where(there, residuals, torch.nan)[:, :kept]), of_groups(mean_diagonal),
-        gram.x[:1], gram.layout, solver.settings(), history,
+        gram.x[:1], gram.layout, settings, history,
     )  # fmt: skip
     if validation is not None:
         spectrum.validation = spectrum.certificate(validation)

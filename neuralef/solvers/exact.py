@@ -73,8 +73,9 @@ class ExactSolver(base.Solver):
             identity = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device)
             residuals = base.residual_norms(rows, images, eigenvalues, identity)
         return base.make_spectrum(
-            self, gram, network, rotation, eigenvalues, residuals, validation=validation
-        )
+            self.k, self.settings(), gram, network, rotation, eigenvalues, residuals,
+            validation=validation,
+        )  # fmt: skip
 
 
 def expand(gram: Gram, network: nn.Module, rotation: Tensor) -> Tensor:

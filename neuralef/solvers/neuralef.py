@@ -42,7 +42,7 @@ class NeuralEF(TrainedSolver):
     def paper(
         cls, k: int, steps: int = 2000, seed: int = 0, progress: bool | None = None
     ) -> NeuralEF:
-        """Algorithm 1 to the letter: batches of 256, Adam at 1e-3, nothing after training."""
+        """Algorithm 1 exactly as published: batches of 256, Adam at 1e-3, no refinement."""
         return cls(k, deflation="paper", steps=steps, seed=seed, progress=progress, **PUBLISHED)
 
     def objective(self, network: nn.Module, gram: Gram) -> CotangentObjective:

@@ -143,7 +143,7 @@ class TrainedSolver(base.Solver):
             else:
                 eigenvalues, rotation, residuals = self.as_trained(points, network, run.averages)
             return base.make_spectrum(
-                self, gram, network, rotation, eigenvalues, residuals,
+                self.k, self.settings(), gram, network, rotation, eigenvalues, residuals,
                 validation=validation, history=run.history, span=span,
             )  # fmt: skip
 

@@ -5,11 +5,13 @@ import pytest
 import torch
 from cases import COVARIANCE, GRAMS, POINTS, each, features, rbf
 from grams import assert_like_dense, dense_product, functions
+from torch import nn
 from truth import points
 
 import neuralef.gram
 from neuralef.gram import DenseGram, FeatureGram, KernelGram
-from neuralef.kernels import RBF, Coregional, Function, Kernel
+from neuralef.kernels import NTK, RBF, Coregional, Function, Kernel
+from neuralef.points import Layout, PointDict
 
 
 @each(GRAMS)
@@ -190,3 +192,27 @@ class Lying(Kernel):
 def test_what_makes_no_gram_is_refused(make, error, says):
     with pytest.raises(error, match=says):
         make(points(4))
+
+
+@each(GRAMS)
+def test_repr_tells_what_it_is_of_and_of_how_many_points(case):
+    gram = case.make(points(POINTS))
+    for which in (gram, gram.weighted(torch.ones(POINTS)), gram[:7]):
+        told = repr(which)
+        assert told.startswith(type(gram).__name__ + "(")
+        assert f"{len(which)} points of shape (2,)" in told
+        assert "\n" not in told
+        assert (str(gram.layout) in told) == (gram.layout != Layout())
+        assert (".weighted(" in told) == which.is_weighted
+
+
+def test_repr_tells_kernels_features_and_models():
+    x = points(9)
+    assert repr(RBF(0.5).gram(x)) == "KernelGram(RBF(lengthscale=0.5), 9 points of shape (2,))"
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double().eval()
+    told = "JacobianGram(Sequential, 17 weights, 9 points of shape (2,), 2 joint outputs)"
+    assert repr(NTK(model).gram(x)) == told
+    assert ", 64 features, 9 points" in repr(NTK(model, samples=64).gram(x))
+    words = PointDict(ids=torch.zeros(4, 3, dtype=torch.long), mask=torch.ones(4, 3))
+    told = "FeatureGram(5 features, 4 points of ids, mask)"
+    assert repr(FeatureGram(words, torch.ones(4, 5))) == told

@@ -6,23 +6,28 @@ import numpy as np
 import pytest
 import torch
 from cases import COVARIANCE, KERNELS, REFERENCE, each
+from torch import nn
 from torch.func import functional_call
 from truth import points
 
+import neuralef.kernels
 from neuralef.kernels import (
     MLPGP,
     MLPNTK,
+    NNGP,
     RBF,
     Centered,
     Coregional,
     Function,
     Independent,
     Kernel,
+    Linear,
     Matern,
     Periodic,
     Polynomial,
 )
 
+UNTOLD = ("Function", "Centered", "Coregional", "Sum of joint")  # functions and large tensors
 TRAINABLE = [case for case in KERNELS if any(True for _ in case.make().parameters())]
 CHECKED = [case for case in KERNELS if case.id != "Function"]  # a user's function checks itself
 
@@ -221,3 +226,44 @@ def test_a_vector_where_one_number_belongs_is_refused(make):
 def test_what_makes_no_kernel_is_refused(make, error, says):
     with pytest.raises(error, match=says):
         make()
+
+
+@each([case for case in KERNELS if case.id not in UNTOLD])
+def test_repr_is_the_call_that_makes_it(case):
+    x1, x2 = pair(case)
+    kernel = case.make()
+    again = eval(repr(kernel), vars(neuralef.kernels))
+    assert repr(again) == repr(kernel)
+    torch.testing.assert_close(again(x1, x2), kernel(x1, x2))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: RBF(0.3 * 3), "RBF(lengthscale=0.9)"),
+        (lambda: RBF(torch.ones(50)), "RBF(lengthscale=tensor(50,))"),
+        (lambda: Centered(RBF(), REFERENCE), "Centered(RBF(lengthscale=1.0), reference=tensor"),
+        (lambda: Coregional(RBF(), COVARIANCE), "covariance=tensor(3, 3)"),
+        (lambda: Function(plain_function), "Function(function=plain_function, outputs=1"),
+        (lambda: 2 * (RBF() + Linear()) * RBF(),
+         "2 * (RBF(lengthscale=1.0) + Linear()) * RBF(lengthscale=1.0)"),
+        (lambda: NNGP(a_net, samples=9), "NNGP(make_net=a_net, samples=9, marginalize=False"),
+        (lambda: NNGP(a_net, 9, 2.0, 0.0), "weight_variance=2.0, bias_variance=0.0"),
+    ],
+)  # fmt: skip
+def test_repr_tells_what_a_kernel_is_of(make, told):
+    assert told in repr(make())
+
+
+def plain_function(x1, x2):
+    return x1 @ x2.T
+
+
+def a_net():
+    return nn.Linear(2, 1)
+
+
+def test_repr_tells_trained_hyper_parameters():
+    kernel = RBF(2.0)
+    kernel.log_lengthscale.data += math.log(2)
+    assert repr(kernel) == "RBF(lengthscale=4.0)"

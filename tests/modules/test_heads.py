@@ -51,11 +51,12 @@ class TestL2BatchNorm:
         layer = L2BatchNorm(4, **layout, momentum=0.25).double()
         first, second = self.values(layout), self.values(layout, scale=1.0)
         layer(first), layer(second)
-        stored = 0.75 * self.norms(first, layout) + 0.25 * self.norms(second, layout)
-        torch.testing.assert_close(layer.mean_square, stored)
+        roots = (self.norms(h, layout).sqrt() for h in (first, second))
+        stored = 0.75 * next(roots) + 0.25 * next(roots)  # of σ, not of σ²
+        torch.testing.assert_close(layer.mean_square, stored.square())
         layer.eval()
-        torch.testing.assert_close(layer(second[:2]), second[:2] / stored.sqrt())
-        torch.testing.assert_close(layer.mean_square, stored)
+        torch.testing.assert_close(layer(second[:2]), second[:2] / stored)
+        torch.testing.assert_close(layer.mean_square, stored.square())
 
     def test_gradient_is_orthogonal_to_the_function(self, layout):
         layer = L2BatchNorm(4, **layout).double()

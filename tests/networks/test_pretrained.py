@@ -62,7 +62,7 @@ def test_a_pretrained_model_is_copied_and_left_as_it_is(layout):
     assert model.classifier.out_features == 4
 
 
-def test_a_pretrained_trunk_gives_the_models_features_to_fresh_heads():
+def test_a_pretrained_network_gives_the_models_features_to_fresh_heads():
     model, x = sine(), torch.randn(9, 2).double()
     before = torch.get_rng_state()
     network = Pretrained(model, k=3, outputs=2, normalize=False, seed=0)
@@ -131,7 +131,7 @@ def test_models_without_a_last_linear_layer_are_refused(model, error, says):
 
 @pytest.mark.parametrize("samples", SAMPLES, ids=["exact", "sampled"])
 @each(TEXTS)
-def test_a_trained_model_lends_its_trunk(case, samples, tmp_path):
+def test_a_trained_model_lends_its_layers(case, samples, tmp_path):
     model, x = case.make(), case.twin(N)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     network = Pretrained(model, K + 1, outputs=OUTPUTS, seed=0)

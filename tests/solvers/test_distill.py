@@ -13,7 +13,7 @@ import neuralef as nef
 from neuralef.gram import DenseGram, FeatureGram
 from neuralef.kernels import NTK, RBF, Coregional, Independent, Linear, Matern
 from neuralef.networks import SharedMLP, StackedMLP
-from neuralef.solvers.distill import Lesson
+from neuralef.solvers.distill import SquaredDistance
 
 N = 48
 
@@ -33,7 +33,7 @@ def group_cosines(gram, first, second):
     return torch.stack([cosines(a, b) for a, b in zip(*rows, strict=True)])
 
 
-def assert_learnt(gram, spectrum, cosine=0.999, eigenvalues=2e-3):
+def assert_learned(gram, spectrum, cosine=0.999, eigenvalues=2e-3):
     """The pairs are nearly the exact ones of the Gram, which they approach from below."""
     exact = nef.Nystrom(spectrum.k).solve(gram)
     found = group_cosines(gram, spectrum(gram.x), exact(gram.x))
@@ -56,14 +56,14 @@ def assert_learnt(gram, spectrum, cosine=0.999, eigenvalues=2e-3):
     ],
     ids=["RBF", "NTK", "NTK sampled", "NTK joint", "joint", "independent", "dense"],
 )
-def test_the_exact_functions_are_learnt(make):
+def test_the_exact_functions_are_learned(make):
     gram = make()
     spectrum = distill(steps=300, batch_size=128).solve(gram)
-    assert_learnt(gram, spectrum)
+    assert_learned(gram, spectrum)
     assert spectrum.solver["name"] == "Distill"
 
 
-def test_a_teacher_at_new_points_makes_functions_better_there():
+def test_targets_at_new_points_make_functions_better_there():
     gram, fresh = NTK(mlp(1, width=8)).gram(points(64, 3, seed=3)), points(200, 3, seed=9)
     exact = nef.Subspace(K).solve(gram)
     truth = exact(fresh)
@@ -78,28 +78,28 @@ def test_a_teacher_at_new_points_makes_functions_better_there():
     assert worst[8] < 0.02
 
 
-def test_lessons_are_the_points_and_their_copies_with_the_teachers_weighted_functions():
+def test_targets_are_the_weighted_functions_at_the_points_and_their_copies():
     gram = RBF().gram(points(20))
-    teacher = nef.Nystrom(5).solve(gram)
-    solver = distill(teacher=teacher, augment=normal, copies=2, weighting=1.0, seed=4)
-    lessons = solver.targets(gram)
+    exact = nef.Nystrom(5).solve(gram)
+    solver = distill(spectrum=exact, augment=normal, copies=2, weighting=1.0, seed=4)
+    targets = solver.targets(gram)
     generator = torch.Generator().manual_seed(4)
     x = torch.cat([gram.x, normal(gram.x, generator), normal(gram.x, generator)])
-    assert torch.equal(lessons.x, x)
-    weights = (teacher.eigenvalues / teacher.eigenvalues[0]).sqrt()
-    torch.testing.assert_close(lessons.phi, (teacher(x) * weights).detach())
+    assert torch.equal(targets.x, x)
+    weights = (exact.eigenvalues / exact.eigenvalues[0]).sqrt()
+    torch.testing.assert_close(targets.phi, (exact(x) * weights).detach())
     often = dataclasses.replace(solver, repeats=3).targets(gram)  # the Gram's own points come first
-    assert torch.equal(often.x, torch.cat([gram.x, gram.x, lessons.x]))
-    assert torch.equal(often.phi[: 3 * len(gram)], lessons.phi[: len(gram)].repeat(3, 1))
-    alone = distill(teacher=teacher, copies=2).targets(gram)  # nothing to make copies with
+    assert torch.equal(often.x, torch.cat([gram.x, gram.x, targets.x]))
+    assert torch.equal(often.phi[: 3 * len(gram)], targets.phi[: len(gram)].repeat(3, 1))
+    alone = distill(spectrum=exact, copies=2).targets(gram)  # nothing to make copies with
     assert torch.equal(alone.x, gram.x)
-    torch.testing.assert_close(alone.phi, teacher(gram.x).detach())
+    torch.testing.assert_close(alone.phi, exact(gram.x).detach())
 
 
-def test_a_lesson_descends_the_mean_squared_distance():
+def test_a_step_descends_the_mean_squared_distance():
     x, psi = points(10), points(10, 3, seed=1)
     network = Sine(k=4)
-    learnt = Lesson().backward(network, FeatureGram(x, psi))
+    learned = SquaredDistance().backward(network, FeatureGram(x, psi))
     found = [parameter.grad.clone() for parameter in network.parameters()]
     network.zero_grad()
     f = network(x)
@@ -107,19 +107,19 @@ def test_a_lesson_descends_the_mean_squared_distance():
     for gradient, parameter in zip(found, network.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
     expected = 1 - (f[:, :3] - psi).square().sum(0) / psi.square().sum(0)
-    torch.testing.assert_close(learnt[0, :3], expected.clamp_min(0).detach())
-    assert float(learnt[0, 3]) == 0
+    torch.testing.assert_close(learned[0, :3], expected.clamp_min(0).detach())
+    assert float(learned[0, 3]) == 0
 
 
 def test_weighting_favours_the_functions_of_large_eigenvalues():
-    """One head for all: what is not worth learning is learnt less."""
+    """One head for all: what is not worth learning is learned less."""
     gram = RBF(0.5).gram(line(128))
     exact = nef.Nystrom(6).solve(gram)
     share = {}
     for weighting in (0.0, 2.0):
         seen = []
         network = SharedMLP(1, 6, width=4, depth=2, normalize=False, seed=0).double()
-        solver = distill(k=4, teacher=exact, weighting=weighting, steps=300)
+        solver = distill(k=4, spectrum=exact, weighting=weighting, steps=300)
         solver.solve(gram, network, callback=seen.append)
         share[weighting] = torch.tensor(seen[-1]["eigenvalues"])
     assert float(share[2.0][0]) > float(share[0.0][0])
@@ -127,12 +127,12 @@ def test_weighting_favours_the_functions_of_large_eigenvalues():
 
 
 @pytest.mark.parametrize("functions", [K, K + 1, 12])
-def test_a_network_may_have_fewer_or_more_functions_than_the_teacher(functions):
+def test_a_network_may_have_fewer_or_more_functions_than_the_spectrum(functions):
     gram = RBF().gram(line(64))
-    teacher = nef.Nystrom(K + 2).solve(gram)
+    exact = nef.Nystrom(K + 2).solve(gram)
     network = SharedMLP(1, functions, normalize=False, seed=0).double()
-    spectrum = distill(teacher=teacher, steps=200).solve(gram, network)
-    assert_learnt(gram, spectrum, cosine=0.98, eigenvalues=0.02)
+    spectrum = distill(spectrum=exact, steps=200).solve(gram, network)
+    assert_learned(gram, spectrum, cosine=0.98, eigenvalues=0.02)
     assert len(spectrum.history[-1]["eigenvalues"]) == functions
     assert spectrum.history[-1]["eigenvalues"][K + 2 :] == [0.0] * max(0, functions - K - 2)
 
@@ -174,17 +174,17 @@ def flipped(spectrum):
     return spectrum
 
 
-def test_a_checkpoint_of_another_lesson_is_refused(tmp_path):
+def test_a_checkpoint_of_other_targets_is_refused(tmp_path):
     gram, path = RBF().gram(points(N)), tmp_path / "run.safetensors"
-    teacher = nef.Nystrom(K).solve(gram)
-    first = distill(augment=normal, teacher=teacher)
+    exact = nef.Nystrom(K).solve(gram)
+    first = distill(augment=normal, spectrum=exact)
     first.solve(gram, callback=lambda record: record["step"] == 5, checkpoint=path)
     before = path.read_bytes()
     for other in (
-        distill(augment=normal, teacher=teacher, copies=3),
-        distill(augment=normal, teacher=teacher, weighting=0.5),
-        distill(augment=lambda x, generator: x + 1, teacher=teacher),
-        distill(augment=normal, teacher=nef.Nystrom(K).solve(RBF(2.0).gram(points(N)))),
+        distill(augment=normal, spectrum=exact, copies=3),
+        distill(augment=normal, spectrum=exact, weighting=0.5),
+        distill(augment=lambda x, generator: x + 1, spectrum=exact),
+        distill(augment=normal, spectrum=nef.Nystrom(K).solve(RBF(2.0).gram(points(N)))),
         distill(augment=normal),
     ):
         with pytest.raises(ValueError, match="another run"):
@@ -192,22 +192,22 @@ def test_a_checkpoint_of_another_lesson_is_refused(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_checkpoint_of_a_teacher_with_other_signs_is_refused(tmp_path):
+def test_a_checkpoint_of_a_spectrum_with_other_signs_is_refused(tmp_path):
     gram, path = RBF().gram(points(N)), tmp_path / "run.safetensors"
-    teacher = nef.Nystrom(K).solve(gram)
+    exact = nef.Nystrom(K).solve(gram)
     stopping = lambda record: record["step"] == 5  # noqa: E731
-    distill(teacher=teacher).solve(gram, callback=stopping, checkpoint=path)
+    distill(spectrum=exact).solve(gram, callback=stopping, checkpoint=path)
     with pytest.raises(ValueError, match="another run"):
-        distill(teacher=flipped(teacher)).solve(gram, checkpoint=path)
+        distill(spectrum=flipped(exact)).solve(gram, checkpoint=path)
 
 
-def test_settings_are_json_and_name_the_teacher_and_the_augmentation():
-    teacher = nef.Subspace(K).solve(RBF().gram(points(N)))
-    settings = json.loads(json.dumps(distill(teacher=teacher, augment=normal).settings()))
-    expected = {"name": "Distill", "teacher": "Subspace", "augment": "normal", "copies": 4}
+def test_settings_are_json_and_name_the_spectrum_and_the_augmentation():
+    exact = nef.Subspace(K).solve(RBF().gram(points(N)))
+    settings = json.loads(json.dumps(distill(spectrum=exact, augment=normal).settings()))
+    expected = {"name": "Distill", "spectrum": "Subspace", "augment": "normal", "copies": 4}
     assert expected.items() <= settings.items()
     assert distill(augment=functools.partial(normal)).settings()["augment"] == "own"
-    assert distill().settings()["teacher"] is distill().settings()["augment"] is None
+    assert distill().settings()["spectrum"] is distill().settings()["augment"] is None
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_settings_are_json_and_name_the_teacher_and_the_augmentation():
         ({"repeats": 0}, ValueError, "repeats must be at least 1"),
         ({"weighting": -0.1}, ValueError, r"weighting must be in \[0, 2\]"),
         ({"weighting": float("nan")}, ValueError, r"weighting must be in \[0, 2\]"),
-        ({"teacher": Sine()}, TypeError, "teacher must be a Spectrum, got Sine"),
+        ({"spectrum": Sine()}, TypeError, "spectrum must be a Spectrum, got Sine"),
         ({"augment": 3}, TypeError, "augment must be callable, got int"),
         ({"refine": False}, ValueError, "keep refine=True"),
     ],
@@ -228,17 +228,17 @@ def test_settings_that_mean_nothing_are_refused(settings, error, says):
         distill(**settings)
 
 
-def test_teachers_that_cannot_teach_are_refused():
+def test_spectra_that_cannot_be_distilled_are_refused():
     x, gram = points(N), RBF().gram(points(N))
     with pytest.raises(ValueError, match=r"holds 2 pairs, asked for k = 3"):
-        distill(teacher=nef.Nystrom(2).solve(gram))
+        distill(spectrum=nef.Nystrom(2).solve(gram))
     for kernel in (Independent(RBF(), RBF()), Coregional(RBF(), torch.eye(2))):
         other = nef.Nystrom(K).solve(kernel.gram(x))
         with pytest.raises(ValueError, match="the Gram one output"):
-            distill(teacher=other).solve(gram)
+            distill(spectrum=other).solve(gram)
     for bad, says in ((points(N, 3), "have shape"), (x.float(), "differ in dtype")):
         with pytest.raises(ValueError, match=says):
-            distill(teacher=nef.Nystrom(K).solve(RBF().gram(bad))).solve(gram)
+            distill(spectrum=nef.Nystrom(K).solve(RBF().gram(bad))).solve(gram)
     local = DenseGram(x, RBF()(x, x).detach())
     with pytest.raises(ValueError, match="training points only"):
         distill(augment=normal).solve(local)
@@ -258,7 +258,7 @@ def test_normalised_networks_are_refused():
             distill().solve(gram, network)
 
 
-def test_a_teacher_of_lower_rank_teaches_what_there_is():
+def test_a_spectrum_of_lower_rank_gives_what_there_is():
     gram = Linear().gram(points(N))
     with pytest.warns(UserWarning, match="found 2 eigenpairs of the 3 asked for"):
         spectrum = distill(steps=200).solve(gram)

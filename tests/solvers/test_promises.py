@@ -24,7 +24,7 @@ def test_five_eigenfunctions_of_the_polynomial_kernel():
     assert float(found.eigenvalues.median(0).values.max()) <= 0.02
 
 
-def test_thirty_two_eigenfunctions_of_handwritten_digits_on_a_shared_trunk():
+def test_thirty_two_eigenfunctions_of_handwritten_digits_of_a_shared_network():
     x = torch.from_numpy(load_digits().data / 16)
     kernel = nef.kernels.RBF(lengthscale=2.0)
     exact = nef.Nystrom(32).solve(kernel.gram(x))

@@ -79,7 +79,7 @@ def test_batches_without_any_weight_do_no_harm(solver):
 def test_distillation_learns_by_the_weights_of_the_points():
     """As from points that are there as many times, at any number of copies."""
     x, counts = points(POINTS // 2), torch.arange(POINTS // 2) % 3
-    solver = nef.Distill(K, teacher=nef.Nystrom(K).solve(RBF().gram(points(POINTS, seed=9))))
+    solver = nef.Distill(K, spectrum=nef.Nystrom(K).solve(RBF().gram(points(POINTS, seed=9))))
     solver = replace(solver, augment=lambda x, generator: x + 1, copies=2, repeats=2)
     network = StackedMLP(2, K, normalize=False, seed=0).double()
     gradients = []
