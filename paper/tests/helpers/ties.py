@@ -12,10 +12,11 @@ A table of measured figures is followed by a comment that says where they come f
 
 A cell is found by its row's path followed by its column's, below the path of the first line; a
 column's path that contains `{}` has the row's put there. `*` stands for every member and `:5` for
-the first five; what is found is averaged, or goes through min(…), max(…), median(…) or std(…).
-`a : b` is a ratio, member by member; `%` and `MB` after a path are units. A cell of several numbers
-has as many paths, joined by `&`; in `a ± b` the second is the standard deviation. `-` leaves out a
-row or a column, which then must not hold figures but those quoted from a publication, in italics.
+the first five. What is found is averaged, or goes through min(…), max(…), median(…), std(…) or
+error(…), the standard error of the mean; `a : b` is a ratio, member by member; `%` and `MB` after a
+path are units. A cell of several numbers has as many paths, joined by `&`; of `a ± b` with one path
+the second is the standard deviation. `-` leaves out a row or a column, which then must not hold
+figures but those quoted from a publication, in italics.
 """
 
 import json
@@ -30,8 +31,11 @@ TABLE = re.compile(
     r"((?:^\|.*\n)+)(?:\n<!-- (results/\S+\.json): (\S.*)\n((?:.*\n)*?.*?)-->)?", re.M
 )
 NUMBER = re.compile(r"<?\d*\.?\d+(?:e[-+]?\d+)?")
-COLUMN = re.compile(r"(?:(min|max|median|std|mean)\((.*)\)|(.*?))(?: (%|MB))?")
-REDUCE = {"min": min, "max": max, "median": median, "mean": mean, "std": stdev}
+COLUMN = re.compile(r"(?:(min|max|median|std|error|mean)\((.*)\)|(.*?))(?: (%|MB))?")
+REDUCE = {
+    "min": min, "max": max, "median": median, "mean": mean, "std": stdev,
+    "error": lambda numbers: stdev(numbers) / len(numbers) ** 0.5,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,8 @@ def mismatches(table):
             if "-" in (path, column):
                 wrong.append(f"{cells[0]}: {cell} is tied to nothing")
                 continue
-            said, found = NUMBER.findall(cell), values(table, path, column, "±" in cell)
+            spread = "±" in cell and "&" not in column
+            said, found = NUMBER.findall(cell), values(table, path, column, spread)
             if len(said) != len(found) or not all(map(agrees, said, found)):
                 wrong.append(f"{cells[0]}: {cell}, but {path}/{column} is {found}")
     return wrong
