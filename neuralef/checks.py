@@ -38,7 +38,9 @@ def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
 def _as_real_tensor(x: Any, name: str) -> Tensor:
     kind = type(x).__name__
     try:
-        if isinstance(x, np.ndarray):  # torch takes neither reversed views nor foreign bytes
+        if isinstance(
+            x, np.ndarray
+        ):  # torch takes neither reversed views nor bytes in another order
             x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
         x = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -9,7 +9,7 @@ scalar (1, n, k), joint (1, n·c, k), independent (c, n, k).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ def _by_name(model: Callable[..., Any], x: PointDict) -> bool:
     except (TypeError, ValueError):  # it takes others, or does not say what
         return False
     kinds = {parameter.kind for parameter in signature.parameters.values()}
-    if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+    if kinds == {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         # a wrapper, of adapters or for several devices, that passes on whatever it is given
         inner = list(model.children()) if isinstance(model, nn.Module) else []
         return len(inner) == 1 and _by_name(inner[0], x)
@@ -134,6 +134,16 @@ def evaluate(network: Callable[..., Any], x: Points) -> Tensor:
     """network(x) in parts, without gradients."""
     with torch.no_grad():
         return torch.cat([call(network, part) for part in x.split(points_at_once(x))])
+
+
+def is_loader(x: Any) -> bool:
+    """Whether it yields batches of points, where points themselves may stand, too."""
+    if isinstance(x, Mapping) or hasattr(x, "__array__"):
+        return False
+    if isinstance(x, (list, tuple)):  # numbers, or batches
+        first = x[0] if x else ()
+        return isinstance(first, (Mapping, tuple)) or getattr(first, "ndim", 0) > 1 or not x
+    return isinstance(x, Iterable)
 
 
 def join(parts: Sequence[Any]) -> Any:

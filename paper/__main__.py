@@ -26,6 +26,10 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "trajectory": (
         "Appendix C.3: posteriors from the iterates of SGD, under corruptions too.", "data"
     ),
+    "weighting": (
+        "Not in the paper: the eigenspaces of the NTK and of the Gauss–Newton matrix.", "data",
+        "checkpoint",
+    ),
 }  # fmt: skip
 app = typer.Typer(
     no_args_is_help=True,

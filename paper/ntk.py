@@ -30,7 +30,7 @@ from paper.metrics import clustering_accuracy, relative_error, subspace_overlap
 from paper.scale import measure_scale, read_classifier
 
 Report = Callable[[str], None]
-# the paper's has a network a function in float32, and other steps
+# with steps and a weight decay of this study's own: not the paper's setting
 PUBLISHED = "paper's objective, shared network, bfloat16"
 MATRIX = 128  # test images whose kernel matrix is compared
 SHOWN = 64  # of them drawn

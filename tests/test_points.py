@@ -1,5 +1,7 @@
 """Points wherever tensors may be, and how the values of functions at them lie."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from truth import assert_same, points
 import neuralef as nef
 from neuralef.checks import check_points
 from neuralef.kernels import RBF, Function
-from neuralef.points import Layout, PointDict, flat, in_double
+from neuralef.points import Layout, PointDict, call, evaluate, flat, in_double
 
 N = 12
 
@@ -77,6 +79,76 @@ def test_rows_tell_points_apart():
     rows = flat(x)
     assert (rows.shape, rows.dtype) == ((3, 4), torch.float64)
     assert rows[1].tolist() == [*x["x"][1].tolist(), 1.5, 0.0]
+
+
+class Forward(nn.Module):
+    """A module of a given forward method, and others within."""
+
+    def __init__(self, function, *inner):
+        super().__init__()
+        self.forward = function
+        for i, module in enumerate(inner):
+            self.add_module(f"inner{i}", module)
+
+
+def named(x, weight=None, **rest):
+    return x.sum(1) * weight
+
+
+def in_one(batch, scale=1.0):
+    return batch["x"].sum(1) * batch["weight"] * scale
+
+
+def passed_on(inner):
+    return Forward(lambda *args, **named: inner(*args, **named), inner)
+
+
+TAKES = {
+    "by name": Forward(named),
+    "one dict": Forward(in_one),
+    "function by name": named,
+    "function of one dict": in_one,
+    "only keywords": Forward(lambda *, weight, x: named(x, weight)),
+    "wrapper": passed_on(Forward(named)),
+    "wrapper of a wrapper": passed_on(passed_on(Forward(in_one))),
+    "anything named": Forward(lambda **given: named(**given)),
+}
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_model_takes_a_dict_by_name_or_as_one(name, reverse):
+    given = both()
+    x = check_points(dict(reversed(given.items())) if reverse else given)
+    truth = given["x"].sum(1) * given["weight"]
+    assert torch.equal(call(TAKES[name], x), truth)
+    assert torch.equal(evaluate(TAKES[name], x), truth)
+
+
+class Output(dict):
+    """A mapping that is a tuple of its values to whom it likes, as transformers' are."""
+
+    logits = property(lambda self: self["logits"])
+
+
+Named = namedtuple("Named", ["hidden", "logits"])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda out: out,
+        lambda out: (out,),
+        lambda out: (out, "hidden", None),
+        lambda out: {"loss": out.sum(), "logits": out},
+        lambda out: Output(loss=out.sum(), logits=out),
+        lambda out: Named(out.exp(), out),
+    ],
+    ids=["tensor", "one of a tuple", "first of a tuple", "dict", "model output", "named tuple"],
+)
+def test_logits_are_taken_from_what_a_model_returns(wrap):
+    x = points(N, 2)
+    assert torch.equal(call(lambda x: wrap(x.sin()), x), x.sin())
 
 
 def solved(n=N, **settings):

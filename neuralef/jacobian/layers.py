@@ -244,23 +244,17 @@ def _of_slopes(
 ) -> Iterator[tuple[str, Tensor]]:
     """The blocks of a layer that scales and shifts its channels, each by a number of its own."""
     slope, size = SLOPES[type(layer)](layer, given), getattr(layer, parts[0]).numel()
-    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # the channels come last
-        slope, delta = (
-            slope.reshape(len(slope), -1, size),
-            delta.reshape(*delta.shape[:2], -1, size),
-        )
-        found = {"weight": lambda: (delta * slope).sum(2), "bias": lambda: delta.sum(2)}
-    else:
-        slope, delta = (
-            slope.reshape(len(slope), size, -1),
-            delta.reshape(*delta.shape[:2], size, -1),
-        )
-        found = {
-            "weight": lambda: torch.einsum("cnkl,nkl->cnk", delta, slope),
-            "bias": lambda: delta.sum(3),
-        }
+    last = isinstance(layer, nn.LayerNorm | nn.RMSNorm)  # where its channels are
+    shape = (-1, size) if last else (size, -1)
+    slope, delta = slope.reshape(len(slope), *shape), delta.reshape(*delta.shape[:2], *shape)
     for part in parts:
-        yield part, found[part]().movedim(0, 1)
+        if part == "bias":
+            block = delta.sum(2 if last else 3)
+        elif last:
+            block = (delta * slope).sum(2)
+        else:
+            block = torch.einsum("cnkl,nkl->cnk", delta, slope)
+        yield part, block.movedim(0, 1)
 
 
 def _alone(

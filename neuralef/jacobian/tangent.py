@@ -20,8 +20,9 @@ BACKWARD_COST = 4
 class Tangent(nn.Module):
     """J(x) = ∂f(x)/∂θ of a model f, (n, c, p), over the parameters that require gradients.
 
-    The model is in eval mode, takes the points as its one argument and gives (n,), (n, 1) or
-    (n, c); parameters that do not require gradients are held fixed. It is copied as it is now.
+    The model is in eval mode, takes the points as one argument, or the tensors of a dict by name,
+    and gives (n,), (n, 1) or (n, c), or these as `logits`. Parameters that do not require gradients
+    are held fixed. A copy is kept, so that training the model on changes nothing.
 
     >>> Tangent(nn.Linear(3, 2).eval()).jacobian(torch.randn(5, 3)).shape
     torch.Size([5, 2, 8])

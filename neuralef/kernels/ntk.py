@@ -67,11 +67,14 @@ class NTK(SampledKernel):
         self.epsilon = check_positive(epsilon, "epsilon")
 
     def __repr__(self) -> str:
-        model, chosen = type(self.tangent.model).__name__, self.method
-        if self.samples is None:
-            return f"NTK({model})"
-        method = "" if chosen is None else f", method={chosen!r}"
-        return f"NTK({model}, samples={self.samples}{method}, seed={self.seed})"
+        given = [type(self.tangent.model).__name__]
+        if self.samples is not None:
+            given.append(f"samples={self.samples}")
+            given += [f"method={self.method!r}"] if self.method is not None else []
+            given.append(f"seed={self.seed}")
+        if self.method == "finite_difference":
+            given.append(f"epsilon={self.epsilon}")
+        return f"NTK({', '.join(given)})"
 
     def layout(self, x: Points) -> Layout:
         """That of the model's outputs, after a trial of it on the first of the points x."""

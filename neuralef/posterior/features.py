@@ -19,7 +19,7 @@ from neuralef.kernels.ntk import NTK
 from neuralef.linalg import descending_eigh, symmetric
 from neuralef.memory import check_memory
 from neuralef.networks.activation_head import ActivationHead, Activations
-from neuralef.points import Layout, Points, evaluate, move, points_at_once
+from neuralef.points import Layout, Points, call, evaluate, move, points_at_once
 from neuralef.posterior.distilled import LearnedResidual
 from neuralef.serialization.files import fingerprint
 from neuralef.solvers import Distill, NeuralEF, Solver
@@ -83,7 +83,7 @@ class Features:
         """Of the model, that is: functions that are no head on it have a network of their own."""
         reader, head, residual = self.residual or self.head, self.head, self.residual
         if reader is None:
-            return self.model(x), scaled(self.spectrum, self.spectrum(x))
+            return call(self.model, x), scaled(self.spectrum, self.spectrum(x))
         out, seen = reader.activations.both(x)
         psi = self.spectrum(x) if head is None else self.spectrum.rotate(head.head(seen))
         more = [] if residual is None else [residual(seen).diag_embed()]

@@ -12,7 +12,7 @@ from torch import Tensor
 from neuralef.checks import check_finite, check_points
 from neuralef.memory import check_memory
 from neuralef.metrics import nll
-from neuralef.points import POINTS_AT_ONCE, flat, join, move
+from neuralef.points import POINTS_AT_ONCE, flat, is_loader, join, move
 from neuralef.warnings import warn_user
 
 LIKELIHOODS = ("classification", "regression", "multilabel")
@@ -79,16 +79,6 @@ def _batches(data: Any, name: str, y: Any) -> Iterable[Any]:
             f"a DataLoader or [(x, y)], got {type(data).__name__}"
         )
     return data
-
-
-def is_loader(x: Any) -> bool:
-    """Whether it yields batches of points, where points themselves may stand, too."""
-    if isinstance(x, Mapping) or hasattr(x, "__array__"):
-        return False
-    if isinstance(x, (list, tuple)):  # numbers, or batches
-        first = x[0] if x else ()
-        return isinstance(first, (Mapping, tuple)) or getattr(first, "ndim", 0) > 1 or not x
-    return isinstance(x, Iterable)
 
 
 def points_of(batch: Any) -> Any:

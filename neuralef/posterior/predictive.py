@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_points
 from neuralef.linalg import symmetric_root
-from neuralef.points import Points, join, move
-from neuralef.posterior.fitting import is_loader, mean_nll, minimise, points_of, tempering
+from neuralef.points import Points, is_loader, join, move
+from neuralef.posterior.fitting import mean_nll, minimise, points_of, tempering
 from neuralef.sketching import even_normals
 
 if TYPE_CHECKING:

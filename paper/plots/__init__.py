@@ -1,6 +1,6 @@
 """A result in, a Figure out: these functions draw and compute nothing."""
 
-from paper.plots.bayes import laplace_figures, uncertainty
+from paper.plots.bayes import laplace_figures, uncertainty, weighting_figures
 from paper.plots.classic import all_functions, cost, errors, figure2
 from paper.plots.modern import figure3, figure5, figure6, mnist_accuracy, mnist_projection
 from paper.plots.trajectory import (
@@ -26,4 +26,5 @@ __all__ = [
     "trajectory_figures",
     "trajectory_scores",
     "uncertainty",
+    "weighting_figures",
 ]

@@ -96,6 +96,26 @@ def _cut(axes: Axes, found: dict[str, list[float]], least: float) -> None:
         )  # fmt: skip
 
 
+def weighting_figures(result: dict[str, Any]) -> dict[str, Figure]:
+    """Scores of posteriors in both eigenspaces, by the names of the files."""
+    figures = {}
+    for case, methods in result["measured"].items():
+        figure = Figure(figsize=(10, 0.28 * len(methods) + 1.2), layout="constrained")
+        panels = figure.subplots(1, len(MEASURES), sharey=True)
+        names = {"ntk": "#1b6ca8", "ggn": "#d1495b", "unfolded, ntk": "#7fb2d9"}
+        names |= {"unfolded, ggn": "#e8a0a8", "": "#8c8c8c"}
+        colors = {
+            name: next(color for start, color in names.items() if name.startswith(start))
+            for name in methods
+        }
+        for axes, key in zip(panels, MEASURES, strict=True):
+            panel(axes, case if key == "nll" else "", key.upper())
+            dots(axes, {name: [found["mean"][key]] for name, found in methods.items()}, colors)
+            axes.locator_params(axis="x", nbins=5)
+        figures[f"{case.lower().replace('-', '_')}_scores"] = figure
+    return figures
+
+
 def laplace_figures(result: dict[str, Any]) -> dict[str, Figure]:
     """All figures of the study, by the names of their files."""
     figures = {}

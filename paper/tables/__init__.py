@@ -9,13 +9,23 @@ from rich.table import Table
 
 from neuralef.report import lines_of
 from paper.tables.kernels import classic, mnist, ntk, toy
-from paper.tables.uncertainty import laplace, trajectory
+from paper.tables.uncertainty import laplace, trajectory, weighting
 
-__all__ = ["TABLES", "any_result", "classic", "laplace", "mnist", "ntk", "toy", "trajectory"]
+__all__ = [
+    "TABLES",
+    "any_result",
+    "classic",
+    "laplace",
+    "mnist",
+    "ntk",
+    "toy",
+    "trajectory",
+    "weighting",
+]
 
 TABLES = {
     "classic": classic, "toy": toy, "mnist": mnist, "ntk": ntk, "laplace": laplace,
-    "trajectory": trajectory,
+    "trajectory": trajectory, "weighting": weighting,
 }  # fmt: skip
 
 

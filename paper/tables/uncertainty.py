@@ -84,6 +84,18 @@ def _remarks(case: str, methods: dict[str, Any], result: dict[str, Any]) -> Iter
         yield f"{key.upper()} over MAP's: {ours}; the paper has {theirs:.3f}"
 
 
+def weighting(result: dict[str, Any]) -> Iterator[Table | str]:
+    """Scores of posteriors in the eigenspaces of the NTK and of the Gauss–Newton matrix."""
+    for case, methods in result["measured"].items():
+        rows = [
+            (name, *_scores([found["mean"]], "nll", "ece", "auroc"))
+            for name, found in methods.items()
+        ]
+        yield make_table(
+            f"{case}: tuned on held-out points", ("method", "NLL", "ECE", "AUROC"), rows
+        )
+
+
 def _scores(records: list[dict[str, float]], *keys: str) -> list[str]:
     """Means of some scores, to four digits."""
     return [f"{mean_of(records, key):.4f}" if records else "–" for key in keys]
@@ -101,6 +113,7 @@ def trajectory(result: dict[str, Any]) -> Iterator[Table | str]:
         ]  # fmt: skip
         of = "one seed" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
         yield make_table(f"{case}, {of}", ("method", "%", "NLL", "ECE"), rows)
+        yield "paper's objective: network, precision and steps are this study's"
         first, counts = seeds[0], ", ".join(str(seed["functions"]) for seed in seeds)
         chance = mean_of(seeds, "attainable_ece")
         yield f"ECE of probabilities that are right: {chance:.4f}; functions recorded: {counts}"

@@ -93,6 +93,16 @@ def test_batch_norms_stay_unfolded_with_a_warning():
                      values(bert(), sentences(N)))  # fmt: skip
 
 
+def test_what_a_tokenizer_gives_are_points():
+    from transformers import BatchEncoding
+
+    model, x = bert(), sentences(N)
+    encoding = BatchEncoding({key: value.tolist() for key, value in x.items()})
+    gram = NTK(model).gram(encoding)
+    assert list(gram.x) == list(x)
+    assert_close(gram.to_dense(), NTK(model)(x, x))
+
+
 def test_labels_and_tuples_change_nothing():
     model, x = bert(), sentences(N)
     truth = NTK(model)(x, x)

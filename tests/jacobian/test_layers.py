@@ -3,7 +3,17 @@ import warnings
 import pytest
 import torch
 from cases import Case, each
-from models import Reader, Tied, dense_jacobian, flat_mlp, images, mlp, sentences, shaken
+from models import Reader, Tied, dense_jacobian, flat_mlp, ids, images, mlp, sentences, shaken
+from sharing import (
+    Attention,
+    OfItsOwn,
+    Places,
+    TiedEmbedding,
+    Unrolled,
+    Words,
+    one_module,
+    two_names,
+)
 from torch import nn
 from truth import points
 
@@ -58,6 +68,13 @@ def conv(*layers):
     return lambda: nn.Sequential(*layers, nn.Tanh(), nn.Flatten())
 
 
+def weight_normed():
+    """Layers whose weights are made anew, of one output and of as many as points are tried on."""
+    weight_norm = nn.utils.parametrizations.weight_norm
+    layers = weight_norm(nn.Linear(3, 2)), nn.Tanh(), weight_norm(nn.Linear(2, 1))
+    return nn.Sequential(*layers, nn.Linear(1, 2))
+
+
 MODELS = [
     Case("MLP", mlp, vectors),
     Case("(n,)", flat_mlp, vectors),
@@ -87,8 +104,27 @@ MODELS = [
     Case("conv 2d in groups", conv(nn.Conv2d(2, 4, 3, groups=2, bias=False)), lambda: images(N)),
     Case("conv 1d", conv(nn.Conv1d(N, 3, 2, stride=2, padding=2, dilation=2)), sequences),
     Case("conv transposed", conv(nn.ConvTranspose2d(2, 1, 2)), lambda: images(N, side=3)),
+    Case("conv 1d reflected", conv(nn.Conv1d(N, 3, 3, padding=2, padding_mode="reflect")),
+         sequences),
+    Case("conv in depth",
+         conv(nn.Conv2d(2, 2, 3, groups=2), nn.Conv2d(2, 6, 2, groups=2, stride=2)),
+         lambda: images(N)),
+    Case("weight norm", weight_normed, vectors),
+    Case("spectral norm", lambda: nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), nn.Tanh()), vectors),
     Case("norm between",
          lambda: nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Tanh()), vectors),
+    Case("one module under two names", two_names, vectors),
+    Case("one module in two places", lambda: nn.Sequential(one_module(), one_module(), two_names()),
+         vectors),
+    Case("tied to an embedding", TiedEmbedding, lambda: ids(N)),
+    Case("padded embedding", lambda: Words(padding_idx=0), lambda: ids(N)),
+    Case("embedding of places", Places, lambda: ids(N)),
+    Case("one length, one point", Places, lambda: ids(N, length=1)),
+    Case("a parameter of the model", OfItsOwn, sequences),
+    Case("attention", Attention, sequences),
+    Case("attention that is causal", lambda: Attention(causal=True), sequences),
+    Case("recurrent cell", Unrolled, sequences),
 ]  # fmt: skip
 
 
@@ -102,6 +138,21 @@ def test_the_jacobian_is_that_of_plain_autograd(case):
     torch.testing.assert_close(jacobian.flatten(0, 1), truth, rtol=1e-9, atol=1e-10)
     single = torch.cat([Tangent(model).jacobian(x[i : i + 1]) for i in range(N)])
     torch.testing.assert_close(single, jacobian, rtol=1e-9, atol=1e-10)
+
+
+METHODS = {
+    "one module under two names": "layers", "tied": "layers", "tied to an embedding": "layers",
+    "padded embedding": "layers", "embedding of places": "layers", "a layer twice": "layers",
+    "a parameter of the model": "layers", "attention": "layers", "hook": "vmap",
+    "attention that is causal": "vmap", "conv 2d same": "layers", "conv in depth": "layers",
+    "recurrent cell": "vmap", "weight read again": "vmap", "sequence first": "vmap",
+}  # fmt: skip
+
+
+@each([case for case in MODELS if case.id in METHODS])
+def test_the_fastest_method_that_is_right_is_chosen(case):
+    tangent = Tangent(shaken(case.make()))
+    assert tangent._fastest(case.twin()) == METHODS[case.id]
 
 
 @pytest.mark.parametrize("frozen", [["first"], ["second"], ["first.weight"], ["second.bias"]])
@@ -163,7 +214,7 @@ FLOAT32 = {
 
 
 @pytest.mark.parametrize("name", FLOAT32)
-def test_a_fast_way_is_found_in_float32(name):
+def test_a_fast_method_is_found_in_float32(name):
     torch.manual_seed(0)
     model, x = FLOAT32[name]()
     with warnings.catch_warnings():

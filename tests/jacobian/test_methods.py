@@ -3,6 +3,7 @@
 import pytest
 import torch
 from models import dense_jacobian, mlp
+from sharing import one_module, two_names
 from torch import nn
 from truth import points
 
@@ -41,6 +42,24 @@ def test_a_recurrent_model():
     ):
         with pytest.raises(ValueError, match="LSTMCell"):
             refused()
+
+
+@pytest.mark.parametrize("make", [two_names, lambda: nn.Sequential(one_module(), two_names())])
+def test_one_module_under_two_names(make):
+    """torch's own functional_call forgets the first of the names."""
+    model, x = make().double().eval(), points(6, 3)
+    J = dense_jacobian(model, x)
+    assert J.shape[1] == sum(value.numel() for value in model.parameters())
+    torch.testing.assert_close(NTK(model)(x, x), J @ J.T)
+    for jacobian in (methods.layer_jacobian, methods.vmap_jacobian, methods.loop_jacobian):
+        tangent = Tangent(model)
+        torch.testing.assert_close(jacobian(tangent.model, tangent.names, x).flatten(0, 1), J)
+    signs = random_signs(J.shape[1], range(4), 0, J.dtype, J.device)
+    for method in ("jvp", "project"):
+        phi = NTK(model, samples=4, method=method).features(x)
+        torch.testing.assert_close(phi.flatten(0, 1), J @ signs)
+    folded = nef.fold_batch_norm(model)
+    torch.testing.assert_close(NTK(folded)(x, x), J @ J.T)
 
 
 @pytest.mark.filterwarnings("ignore:torch.func cannot differentiate")

@@ -33,7 +33,7 @@ def test_layers_need_not_be_put_together_for_a_sketch(monkeypatch):
     model, x = mlp(), points(9, 3)
     kernel = NTK(model, samples=11, method="sketch", seed=4)
     size = kernel.tangent.size
-    kernel.features(x[:2])  # by which ways are compared
+    kernel.features(x[:2])  # by which methods are compared
     monkeypatch.setattr(tangent, "whole", lambda *given: pytest.fail("J was made"))
     V = CountSketch(size, 11, 4, x.dtype, x.device)(torch.eye(size, dtype=x.dtype))
     truth = dense_jacobian(model, x) @ V
@@ -79,7 +79,7 @@ def test_scores_of_attention_count_where_chunks_are_made(monkeypatch):
 
 
 def test_few_weights_of_large_images_do_not_make_large_chunks(monkeypatch):
-    """A derivative in every activation is held on the way, for each of the outputs."""
+    """A derivative in every activation is held meanwhile, for each of the outputs."""
     layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
     x = points(7, 20 * 20).reshape(7, 1, 20, 20)

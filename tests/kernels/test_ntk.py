@@ -50,7 +50,7 @@ def test_the_exact_gram_is_the_product_of_jacobians(case):
 
 @pytest.mark.parametrize("method", ["project", "jvp"])
 @each(MODELS)
-def test_both_exact_ways_give_the_jacobian_times_the_same_signs(case, method):
+def test_both_exact_methods_give_the_jacobian_times_the_same_signs(case, method):
     model, x = case.make(), case.twin(N)
     jacobian = dense_jacobian(model, x)
     kernel = NTK(model, S, method, seed=3)
@@ -136,7 +136,7 @@ def test_freezing_later_does_not_change_a_kernel():
 
 
 @pytest.mark.parametrize(
-    ("samples", "outputs", "way"),
+    ("samples", "outputs", "method"),
     [
         (None, 1, "exact"),
         (4, 1, "jvp"),
@@ -149,8 +149,8 @@ def test_freezing_later_does_not_change_a_kernel():
         (257, 64, "sketch"),
     ],
 )
-def test_the_cheaper_way_is_chosen(samples, outputs, way):
-    assert NTK(mlp(outputs), samples).method_for(points(2, 3)) == way
+def test_the_cheaper_method_is_chosen(samples, outputs, method):
+    assert NTK(mlp(outputs), samples).method_for(points(2, 3)) == method
 
 
 @pytest.mark.parametrize("method", ["project", "jvp", "finite_difference"])
@@ -167,13 +167,13 @@ def test_signs_too_large_for_memory_are_made_in_parts(method, monkeypatch):
     assert made == [range(0, 64), range(64, 128), range(128, 192), range(192, 200)]
 
 
-@pytest.mark.parametrize(("outputs", "way"), [(12, "project"), (13, "jvp")])
-def test_jacobians_are_made_again_as_long_as_that_is_cheaper(outputs, way, monkeypatch):
+@pytest.mark.parametrize(("outputs", "method"), [(12, "project"), (13, "jvp")])
+def test_jacobians_are_made_again_as_long_as_that_is_cheaper(outputs, method, monkeypatch):
     kernel = NTK(mlp(outputs), 200)
     x = points(2, 3)
     assert kernel.method_for(x) == "project"
     monkeypatch.setitem(ntk.SIGNS_AT_ONCE, "cpu", 1)  # four passes cost 4 · 4 · c forward ones
-    assert kernel.method_for(x) == way
+    assert kernel.method_for(x) == method
 
 
 @pytest.mark.parametrize("method", ["sketch", "project", "jvp", "finite_difference"])
@@ -320,3 +320,12 @@ def test_outputs_show_on_points_and_features_need_samples():
     assert NTK(mlp()).layout(points(2, 3)).outputs == OUTPUTS
     with pytest.raises(ValueError, match="samples=s"):
         NTK(mlp()).features(points(3, 3))
+
+
+def test_a_kernel_tells_its_parameters():
+    assert repr(NTK(mlp())) == "NTK(Sequential)"
+    assert repr(NTK(mlp(), 64)) == "NTK(Sequential, samples=64, seed=0)"
+    kernel = NTK(mlp(), 64, "finite_difference", seed=3, epsilon=1e-4)
+    says = "NTK(Sequential, samples=64, method='finite_difference', seed=3, epsilon=0.0001)"
+    assert repr(kernel) == says
+    assert "NTK(Sequential)" in repr(2.0 * NTK(mlp()) + RBF())

@@ -1,4 +1,4 @@
-"""A head learns from activations that are made once: it must not show in what it learns."""
+"""A head learns from activations that are made once: it must not show in its functions."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_training_does_not_run_the_model(held, steps, monkeypatch):
     assert N in seen
 
 
-def test_a_checkpoint_is_taken_up_from_either_way(tmp_path, monkeypatch):
+def test_a_checkpoint_is_resumed_by_either_method(tmp_path, monkeypatch):
     whole = solve()
     solve(checkpoint=tmp_path / "c", callback=lambda record: record["step"] == 20)
     monkeypatch.setattr(activations, "HELD", 0)
@@ -81,7 +81,7 @@ def test_a_model_that_learns_with_its_head_is_not_passed():
     assert not torch.equal(made.activations.model[0].weight, before)
 
 
-def test_what_is_no_head_is_left_as_it_is():
+def test_what_is_no_head_is_left_unchanged():
     x = points(N)
     plain = nef.networks.SharedMLP(2, K)
     behind = Normalized(nn.Linear(2, K), L2BatchNorm(K))
