@@ -27,8 +27,8 @@ PUBLIC = [
     if inspect.isclass(getattr(package, name))
 ]
 PAGES = [
-    "README.md", "docs/method.md", "docs/fine-tuning.md", "docs/modern-kernels.md",
-    "docs/uncertainty.md", "docs/trajectories.md",
+    "README.md", "docs/method.md", "docs/which-solver.md", "docs/kernels.md", "docs/uncertainty.md",
+    "docs/trajectories.md", "docs/fine-tuning.md",
 ]  # fmt: skip
 
 
@@ -61,6 +61,19 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatc
         exec(compile(block, page, "exec"), names)
 
 
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)  # fmt: skip
+def test_links_lead_to_files_and_headings_that_are_there(page):
+    for name, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text("utf-8")):
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name}: {name}"
+        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.M) if anchor else []
+        slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+        assert not anchor or anchor in slugs, f"{page.name}: #{anchor}"
+
+
 def test_the_readme_names_commands_that_exist():
     from neuralef.cli.app import app
 
@@ -70,6 +83,14 @@ def test_the_readme_names_commands_that_exist():
     )
     assert named
     assert named <= commands
+
+
+def test_the_citation_and_the_changelog_belong_to_this_version():
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {neuralef.__version__}\n" in citation
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    versions = re.findall(r"^## \[(.*?)\]", changes, re.MULTILINE)
+    assert versions[:2] == ["Unreleased", neuralef.__version__]
 
 
 def test_the_reference_names_what_is_there():
