@@ -24,8 +24,7 @@ class SpIN(TrainedSolver):
     The eigenfunctions are L⁻¹u. `memory` is the decay of moving averages of the covariance and of
     its Jacobian, 0 for none. They remove the bias of mini-batches and lag behind the weights, at
     the price of k vector–Jacobian products a step: on the kernels of the paper's studies none at
-    all did best, then .5, and .9 or more worst. They need a `StackedMLP`, where output j depends on
-    network j alone.
+    all did best. They need a `StackedMLP`, where output j depends on network j alone.
 
     >>> import neuralef as nef
     >>> gram = nef.kernels.RBF().gram(torch.linspace(-2, 2, 256)[:, None])
