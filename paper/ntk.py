@@ -170,7 +170,7 @@ def methods(
         oversample=0, refine=False, **common,
     )  # fmt: skip
     evenly = Distill(
-        k, teacher=target, augment=crop_and_flip, copies=preset.copies,
+        k, spectrum=target, augment=crop_and_flip, copies=preset.copies,
         steps=preset.distill_steps, weighting=0.5, learning_rate=2e-3, **common,
     )  # fmt: skip
     distilled = dataclasses.replace(evenly, repeats=preset.repeats)

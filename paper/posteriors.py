@@ -125,7 +125,7 @@ class SharedComputations:
         """The exact functions at the training points and at augmented copies of them."""
         s, case = self.settings, self.case
         maker = Distill(
-            s.k, teacher=self.target, augment=case.augment, copies=s.copies, weighting=0.5,
+            s.k, spectrum=self.target, augment=case.augment, copies=s.copies, weighting=0.5,
             seed=self.seed,
         )  # fmt: skip
         return self._made(
@@ -178,7 +178,7 @@ class SharedComputations:
     def distilled(self, network: nn.Module, steps: int, seed: int) -> Spectrum:
         """A network fit to the exact functions at augmented points."""
         solver = PreparedDistill(
-            k=self.settings.k, teacher=self.target, made=self.distillation_targets, steps=steps,
+            k=self.settings.k, spectrum=self.target, made=self.distillation_targets, steps=steps,
             weighting=0.5, learning_rate=2e-3, **self.common(seed),
         )  # fmt: skip
         return self.train(solver, self.some, network)

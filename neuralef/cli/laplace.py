@@ -19,7 +19,7 @@ from neuralef.laplace import LinearizedLaplace
 from neuralef.laplace.laplace import SAMPLES
 from neuralef.posterior.baselines import MAP
 from neuralef.posterior.fitting import check_targets, residual_noise
-from neuralef.report.calibration import interval_scores, picture, scores
+from neuralef.report.calibration import curves, interval_scores, scores
 from neuralef.report.record import timed
 from neuralef.solvers import Distill, NeuralEF, Subspace
 
@@ -145,7 +145,7 @@ def judge(posterior: Any, test: Pair, ood: Tensor | None, noise: Tensor | None) 
         return interval_scores(found, y, noise) | {"seconds": seconds}
     p, seconds = timed(posterior.predict_proba, x)
     p_ood = None if ood is None else posterior.predict_proba(ood)
-    return scores(p, y, p_ood) | {"seconds": seconds, "picture": picture(p, y, p_ood)}
+    return scores(p, y, p_ood) | {"seconds": seconds, "curves": curves(p, y, p_ood)}
 
 
 def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:

@@ -167,6 +167,7 @@ class LinearizedLaplace(Posterior):
 
     def _features(self, tangent: Tangent, x: Points, outputs: Tensor, shape: Tensor) -> Features:
         if self.spectrum is not None:
+            self.spectrum.warn_if_stale()
             return Features(self.model, self.spectrum)
         ggn = self.weighting == "ggn"
         weights = fitting.hessian(self.likelihood, outputs, shape) if ggn else None

@@ -52,4 +52,3 @@ def curves(p: Tensor, labels: Tensor, ood: Tensor | None = None) -> dict[str, An
     return found
 
 
-picture = curves  # the name that `neuralef laplace` still imports

@@ -138,7 +138,7 @@ def posterior(result: dict[str, Any]) -> dict[str, Figure]:
     found = {name: result["measured"][name] for name in ("model", "posterior")}
     if result["config"]["likelihood"] == "regression":
         return {"reliability": coverage(found)}
-    drawn = {name: part.get("curves") or part["picture"] for name, part in found.items()}
+    drawn = {name: part["curves"] for name, part in found.items()}
     return {"reliability": reliability(drawn), "entropy": entropies(drawn, "test", "OOD")}
 
 

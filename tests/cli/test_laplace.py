@@ -69,9 +69,9 @@ def test_every_number_of_a_classification(user):
     for name in ("model", "posterior"):
         found = result["measured"][name]
         scores = {"nll", "accuracy", "ece", "brier", "auroc", "aupr", "seconds"}
-        assert set(found) == {*scores, "picture"}
+        assert set(found) == {*scores, "curves"}
         assert np.isfinite([found[score] for score in scores]).all()
-        assert (sum(found["picture"]["inside"]), sum(found["picture"]["outside"])) == (40, 20)
+        assert (sum(found["curves"]["test"]), sum(found["curves"]["ood"])) == (40, 20)
     expected = auroc(inside, outside)
     assert result["measured"]["posterior"]["auroc"] == pytest.approx(expected)
 
@@ -117,7 +117,7 @@ def test_another_predictive_is_tuned_reported_and_kept(user, name):
 def test_without_ood_inputs_nothing_is_said_of_them(user):
     code, out, _ = user.call()
     assert (code, "auroc" in out) == (0, False)
-    assert "outside" not in measured(user)["posterior"]["picture"]
+    assert "ood" not in measured(user)["posterior"]["curves"]
 
 
 @pytest.mark.parametrize("tuned", [False, True])
@@ -167,7 +167,7 @@ def test_one_logit_tells_two_classes(user):
         np.savez(f"{part}_two.npz", x=x, y=y.clamp(max=1))
     code, _, errors = user.call("binary", train="train_two.npz", test="test_two.npz")
     assert code == 0, errors
-    assert len(measured(user)["posterior"]["picture"]["inside"]) == 40
+    assert len(measured(user)["posterior"]["curves"]["test"]) == 40
 
 
 @pytest.mark.parametrize(
