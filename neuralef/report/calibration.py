@@ -50,5 +50,3 @@ def curves(p: Tensor, labels: Tensor, ood: Tensor | None = None) -> dict[str, An
             values = entropy(probabilities).float().cpu().clamp(0, top)
             found[name] = torch.histc(values, BINS, 0, top).int().tolist()
     return found
-
-

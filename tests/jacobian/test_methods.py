@@ -8,7 +8,8 @@ from torch import nn
 from truth import points
 
 import neuralef as nef
-from neuralef.jacobian import methods, models, tangent
+from neuralef.jacobian import methods, models
+from neuralef.jacobian import tangent as tangents
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels import NNGP, NTK
 from neuralef.sketching import random_signs
@@ -51,7 +52,7 @@ def test_one_module_under_two_names(make):
     J = dense_jacobian(model, x)
     assert J.shape[1] == sum(value.numel() for value in model.parameters())
     torch.testing.assert_close(NTK(model)(x, x), J @ J.T)
-    for jacobian in (tangent.layer_jacobian, methods.vmap_jacobian, models.loop_jacobian):
+    for jacobian in (tangents.layer_jacobian, methods.vmap_jacobian, models.loop_jacobian):
         tangent = Tangent(model)
         torch.testing.assert_close(jacobian(tangent.model, tangent.names, x).flatten(0, 1), J)
     signs = random_signs(J.shape[1], range(4), 0, J.dtype, J.device)
