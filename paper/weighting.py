@@ -1,8 +1,8 @@
 """Which eigenspace a posterior should keep: that of the NTK, or of the Gauss–Newton matrix.
 
 Both are found exactly, from sketched features, with and without the residual variance, and as heads
-on the model's activations. Not in the paper. "quick" is a small classifier of points in the plane,
-"shared" the checkpoint of a ResNet, whose batch norms are also left unfolded, "part" the same with
+on the model's activations. Not in the paper. "quick" are small classifiers, of points in the plane
+and of digits, "shared" the checkpoint of a ResNet, whose batch norms are also left unfolded, "part" the same with
 a fifth of the images, for a CPU.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -229,11 +230,11 @@ def run(
     from paper import plots
 
     chosen, measured = PRESETS[preset], {}
-    make: Callable[..., Iterator[tuple[str, Case]]] = plane_case
+    makers: list[Callable[..., Iterator[tuple[str, Case]]]] = [plane_case, digits_case]
     if chosen.plan.kind == "checkpoint":
-        make = partial(checkpoint_case, data, checkpoint)
+        makers = [partial(checkpoint_case, data, checkpoint)]
     with tuned_convolutions():
-        for name, case in make(chosen.plan, device, seed, report):
+        for name, case in chain(*(m(chosen.plan, device, seed, report) for m in makers)):
             measured[name] = compare(case, chosen, seed, report)
     result = write_result(
         out, "weighting", preset=preset, config=asdict(chosen) | {"seed": seed},
