@@ -2,8 +2,8 @@
 
 Both are found exactly, from sketched features, with and without the residual variance, and as heads
 on the model's activations. Not in the paper. "quick" are small classifiers, of points in the plane
-and of digits, "shared" the checkpoint of a ResNet, whose batch norms are also left unfolded, "part" the same with
-a fifth of the images, for a CPU.
+and of digits; "shared" is the checkpoint of a ResNet, whose batch norms are also left unfolded;
+"part" the same with a fifth of the images, for a CPU.
 """
 
 from __future__ import annotations
@@ -165,6 +165,33 @@ def exact(
             for share in (0.0, 1.0):
                 name = f"{weighting}, k = {k}{', with residual' if share else ''}"
                 yield name, judged(Kept(ggn.clamp_min(0), share), known, case, preset, seed)
+
+
+def digits_case(plan: Plan, device: str, seed: int, report: Report) -> Iterator[tuple[str, Case]]:
+    """An MLP of scikit-learn's digits; OOD points are digits whose pixels are permuted."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images), generator=generator)
+    x = (torch.from_numpy(images).float() / 8 - 1)[order].to(device)
+    y = torch.from_numpy(labels)[order].to(device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).to(device)
+    optimizer, n = torch.optim.Adam(model.parameters(), 1e-2), plan.train
+    for _ in range(500):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[:n]), y[:n]).backward()
+        optimizer.step()
+    test = x[n : n + plan.test]
+    ood = test[:, torch.randperm(64, generator=generator).to(device)]
+    data = x[:n], y[:n], test, y[n : n + plan.test], ood
+    yield "digits", Case(model.eval(), *data, {}, _none, lambda x, generator: x)
+
+
+def _none(functions: int, normalize: bool, seed: int) -> nn.Module:
+    raise NotImplementedError("this study takes no separate networks")
 
 
 def judged(posterior: Any, known: Any, case: Case, preset: Preset, seed: int) -> dict[str, Any]:

@@ -40,8 +40,8 @@ class NTK(SampledKernel):
     Models give (n,), (n, 1) or (n, c), or these as the `logits` of what they return: c outputs make
     a matrix-valued kernel. Only parameters that require gradients count. Points may be tensors,
     token ids or dicts, which are passed as keywords where the model takes their keys by name. Fold
-    batch norms first, with `neuralef.fold_batch_norm`. The kernel keeps a copy of the model; nothing
-    in it can be trained.
+    batch norms first, with `neuralef.fold_batch_norm`. The kernel keeps a copy of the model, and
+    nothing in it can be trained.
 
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
     >>> x = torch.randn(5, 3)
