@@ -79,7 +79,7 @@ class NNGP(SampledKernel):
         """That of the networks' outputs, after a trial of one on the first of the points x."""
         x = check_points(x, integers=True)
         first = _first(next(self._draws(x)))
-        found = models.try_model(lambda points: functional_call(self.net, first, (points,)), x)
+        found = models.try_model(lambda points: models.call_with(self.net, first, points), x)
         return Layout(1 if self.marginalize else found)
 
     def features(self, x: Points) -> Tensor:
@@ -113,7 +113,7 @@ class NNGP(SampledKernel):
     def _without_last(self, x: Points) -> tuple[nn.Module, nn.Linear]:
         """The network up to the linear layer whose output is its own, and that layer."""
         weights = _first(next(self._draws(x)))
-        whole = functional_call(self.net, weights, (x,))
+        whole = models.call_with(self.net, weights, x)
         for name, layer in reversed(list(self.net.named_modules())):
             if not isinstance(layer, nn.Linear):
                 continue
@@ -198,7 +198,7 @@ def _run(net: nn.Module, weights: Weights, x: Points) -> Tensor:
         return evaluate_stack(net, weights, x)
 
     def one(given: Weights, points: Points) -> Tensor:
-        return functional_call(net, given, (points,))
+        return models.call_with(net, given, points)
 
     with models.differentiable():
         return vmap(one, in_dims=(0, None), out_dims=-1, randomness="error")(weights, x)

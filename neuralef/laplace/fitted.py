@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,9 @@ def unpack(
     missing = {*TENSORS, PROBE} - set(tensors)
     if missing:
         raise ValueError(f"{path} is damaged or too old: it lacks {', '.join(sorted(missing))}")
-    folded, device = fold_batch_norm(model), next(model.parameters()).device
+    with warnings.catch_warnings():  # which `fit` has given
+        warnings.filterwarnings("ignore", "the batch norms of .* stay unfolded")
+        folded, device = fold_batch_norm(model), next(model.parameters()).device
     tangent = Tangent(folded)
     if sorted(tangent.names) != header["trained"]:
         raise ValueError(f"{path} was fitted with other parameters of the model frozen")

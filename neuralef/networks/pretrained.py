@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from neuralef.modules.heads import HeadFunctions, Heads, draw_uniform, generator_of
+from neuralef.points import call
 from neuralef.serialization import rebuildable
 
 
@@ -38,6 +39,10 @@ class Pretrained(HeadFunctions):
     def model(self) -> nn.Module:
         """The copy, heads and all: from one like it the same network can be made."""
         return self.network
+
+    def functions(self, x: Any) -> Tensor:
+        """The functions before their normalisation."""
+        return self.arrange(call(self.network, x))
 
     def arrange(self, h: Any) -> Tensor:
         """What the heads give as functions, if it is they that make the model's output."""

@@ -14,7 +14,7 @@ from neuralef.checks import check_choice, check_count, check_finite, check_point
 from neuralef.jacobian.models import check_model
 from neuralef.networks.activation_head import Activations
 from neuralef.networks.mlp import SharedMLP
-from neuralef.points import Points, move, tensors_of
+from neuralef.points import Points, call, move, tensors_of
 from neuralef.training import Step, autocast
 from neuralef.warnings import warn_user
 
@@ -60,7 +60,7 @@ def distill_mean(
     def backward(index: Tensor) -> None:
         part = values[index.to(device)]
         with torch.enable_grad(), autocast(device, precision == "bfloat16"):
-            wrong = _loss(loss, fitted(move(x[index], device)), part)
+            wrong = _loss(loss, call(fitted, move(x[index], device)), part)
         wrong.backward()
         total.add_(wrong.detach() * len(index))
 

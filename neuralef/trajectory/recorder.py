@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_points
 from neuralef.gram import FeatureGram
-from neuralef.points import Points, points_at_once
+from neuralef.points import Points, call, points_at_once
 from neuralef.serialization.files import below
 from neuralef.training import joined
 from neuralef.trajectory.weights import WeightMoments, kept_modes
@@ -40,7 +40,7 @@ class Recorder:
         half, kind = self.precision == "bfloat16", x.device.type
         with kept_modes(self.model), torch.autocast(kind, torch.bfloat16, enabled=half):
             self.model.eval()
-            return torch.cat([self.model(part) for part in x.split(self.batch_size)])
+            return torch.cat([call(self.model, part) for part in x.split(self.batch_size)])
 
     def refreshed(self, x: Points, dtype: torch.dtype) -> Tensor:
         """The values of the next function, as they are kept."""

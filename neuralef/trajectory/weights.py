@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from neuralef.checks import check_choice, check_count, check_points, check_positive
-from neuralef.points import Points
+from neuralef.points import Points, call
 from neuralef.posterior.baselines import MAP
 from neuralef.posterior.features import outputs_of
 from neuralef.posterior.fitting import LIKELIHOODS
@@ -116,7 +116,7 @@ def refresh_statistics(model: nn.Module, x: Points, batch_size: int = 1024) -> n
             norm.momentum = None  # the mean over all parts
         try:
             for part in x.split(-(-len(x) // parts)) if norms else ():
-                model(part)
+                call(model, part)
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum

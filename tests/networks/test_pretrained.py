@@ -105,13 +105,15 @@ def test_a_pretrained_network_of_ours_comes_back_by_itself(tmp_path):
     assert torch.equal(nef.load(tmp_path / "a")(x), spectrum(x))
 
 
-class Pair(nn.Module):
-    def __init__(self, model):
+class Wrapped(nn.Module):
+    """It gives its outputs in company."""
+
+    def __init__(self, model, result):
         super().__init__()
-        self.model = model
+        self.model, self.result = model, result
 
     def forward(self, x):
-        return self.model(x), x
+        return self.result(self.model(x))
 
 
 @pytest.mark.parametrize(
@@ -120,13 +122,20 @@ class Pair(nn.Module):
         (nn.Conv2d(2, 2, 3), ValueError, "Conv2d has no nn.Linear.*add one"),
         (torch.sin, TypeError, "must be a torch module"),
         (nn.Sequential(sine(), nn.Flatten(0)), ValueError, r"got \(9,\): its last linear layer"),
-        (Pair(sine()), ValueError, "got tuple"),
+        (Wrapped(sine(), lambda h: {"hidden": h}), ValueError, "dict of hidden"),
     ],
 )
 def test_models_without_a_last_linear_layer_are_refused(model, error, says):
     x = torch.randn(3, 2).double()
     with pytest.raises(error, match=says):
         Pretrained(model, k=3)(x)
+
+
+@pytest.mark.parametrize("result", [lambda h: (h, None), lambda h: {"logits": h}])
+def test_outputs_in_company_are_found(result):
+    model, x = sine(), torch.randn(3, 2).double()
+    plain, wrapped = (Pretrained(m, k=3, seed=0) for m in (model, Wrapped(model, result)))
+    torch.testing.assert_close(wrapped(x), plain(x))
 
 
 @pytest.mark.parametrize("samples", SAMPLES, ids=["exact", "sampled"])
