@@ -31,7 +31,7 @@ def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
     """
     if isinstance(x, Mapping):
         return _check_point_dict(x, name)
-    x = _as_real_tensor(x, name)
+    x = as_real_tensor(x, name)
     if not (x.dtype in FLOATS or (integers and x.dtype in TOKENS)):
         x = x.float()
     if x.ndim < 2:
@@ -45,12 +45,12 @@ def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
     return x
 
 
-def _as_real_tensor(x: Any, name: str) -> Tensor:
+def as_real_tensor(x: Any, name: str) -> Tensor:
+    """Numbers of any kind of array as a tensor; what is complex is refused."""
     kind = type(x).__name__
     try:
-        if isinstance(
-            x, np.ndarray
-        ):  # torch takes neither reversed views nor bytes in another order
+        if hasattr(x, "__array__") and not isinstance(x, Tensor):
+            x = np.asarray(x)  # torch takes no data frames, reversed views or foreign byte orders
             x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
         x = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -67,7 +67,7 @@ def _check_point_dict(x: Mapping[str, Any], name: str) -> PointDict:
         raise ValueError(f"{name} is an empty dict")
     if not all(isinstance(key, str) for key in x):
         raise TypeError(f"the keys of {name} must be strings, got {', '.join(map(repr, x))}")
-    points = PointDict({key: _as_real_tensor(x[key], f"{name}[{key!r}]") for key in x})
+    points = PointDict({key: as_real_tensor(x[key], f"{name}[{key!r}]") for key in x})
     for key, tensor in points.items():
         if tensor.ndim == 0 or tensor.numel() == 0:
             raise ValueError(f"{name}[{key!r}] holds no points: shape {tuple(tensor.shape)}")

@@ -55,6 +55,7 @@ class PointDict(dict[str, Tensor]):
 # The most numbers that one chunk of a large product may hold: 128 MiB in float64.
 CHUNK = 2**24
 POINTS_AT_ONCE = 8192
+LABELS = ("labels", "label", "targets", "target", "y")  # of a batch that is a dict
 NUMBERS_AT_ONCE = 2**22
 # What a Gram, a Network and a Spectrum take.
 Points = Tensor | PointDict
@@ -137,8 +138,8 @@ def logits(out: Any) -> Tensor:
 def layer_by_layer() -> Iterator[None]:
     """No fused transformer layers, inside which no layer of the model is called."""
     before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
@@ -155,14 +156,27 @@ def evaluate(network: Callable[..., Any], x: Points) -> Tensor:
         return torch.cat([call(network, part) for part in x.split(points_at_once(x))])
 
 
+def is_batch(x: Any) -> bool:
+    """Whether it is one batch: points, perhaps by name, or a pair of them and their targets."""
+    if not isinstance(x, (list, tuple)):
+        return isinstance(x, Mapping) or hasattr(x, "__array__")
+    arrays = [hasattr(part, "__array__") for part in x]
+    return arrays in ([True], [True, True]) or (arrays == [False, True] and is_batch(x[0]))
+
+
+def points_of(batch: Any) -> Any:
+    """The points of a batch: without its targets, if there are any."""
+    if isinstance(batch, Mapping):
+        rest = {key: value for key, value in batch.items() if key not in LABELS}
+        return rest["x"] if set(rest) == {"x"} else rest
+    return batch[0] if isinstance(batch, (tuple, list)) and is_batch(batch) else batch
+
+
 def is_loader(x: Any) -> bool:
-    """Whether it yields batches of points, where points themselves may stand, too."""
-    if isinstance(x, Mapping) or hasattr(x, "__array__"):
-        return False
-    if isinstance(x, (list, tuple)):  # numbers, or batches
-        first = x[0] if x else ()
-        return isinstance(first, (Mapping, tuple)) or getattr(first, "ndim", 0) > 1 or not x
-    return isinstance(x, Iterable)
+    """Whether it yields batches, where points may stand too, be it as lists of numbers."""
+    if isinstance(x, (list, tuple)):
+        return not is_batch(x) and (not x or is_batch(x[0]))
+    return not is_batch(x) and isinstance(x, Iterable)
 
 
 def join(parts: Sequence[Any]) -> Any:

@@ -48,6 +48,7 @@ class Laplace:
     steps: int | None = option("Number of steps of solvers that train.", None, "2000")
     samples: int | None = option("Number of sketched features, for neuralef.", None, "4096")
     residual: str = option("Variance beyond the k functions: none, exact or learned.", "none")
+    prior_variance: float | None = option("Prior variance σ₀² of the weights.", None, "tuned")
     predictive: str | None = option(
         "Method for probabilities: pairwise, mc, probit or bridge.", None,
         "pairwise; mc beyond 32 classes",
@@ -131,7 +132,8 @@ def read_pair(path: str, model: nn.Module, likelihood: str) -> Pair:
     if len(x) != len(y):
         raise ValueError(f"{path} holds {len(x)} points but {len(y)} targets")
     try:
-        y = check_targets(likelihood, y, MAP(model).outputs(x[:1]))
+        one = MAP(model).outputs(x[:1])
+        y = check_targets(likelihood, y, one.expand(len(x), -1))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return x, y.to(x.device)
@@ -166,7 +168,8 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
     ood = None if s.ood is None else read_points(s.ood, model)
     posterior = LinearizedLaplace(
         model, s.likelihood, solver, weighting=s.weighting, residual=RESIDUALS[s.residual],
-        predictive=s.predictive, samples=SAMPLES if s.samples is None else s.samples,
+        prior_variance=s.prior_variance, predictive=s.predictive,
+        samples=SAMPLES if s.samples is None else s.samples,
     )  # fmt: skip
     _, seconds = timed(lambda: posterior.fit([train], tune=tune and [tune]))
     posterior.save(out / "posterior.safetensors")

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_alike, check_choice, check_count, check_positive
+from neuralef.checks import check_alike, check_choice, check_count, check_points, check_positive
 from neuralef.jacobian.models import check_model, fold_batch_norm
 from neuralef.jacobian.tangent import Tangent
 from neuralef.laplace.fitted import Fitted, pack, unpack
-from neuralef.points import Points
+from neuralef.points import Points, move
 from neuralef.posterior import fitting
 from neuralef.posterior.distilled import check_seen
 from neuralef.posterior.features import (
@@ -43,7 +43,7 @@ from neuralef.posterior.predictive import (
     predictive_for,
 )  # fmt: skip
 from neuralef.progress import silence
-from neuralef.serialization.files import read_tensors, write_tensors
+from neuralef.serialization.files import read_tensors, understood, write_tensors
 from neuralef.solvers import NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
@@ -62,12 +62,12 @@ class LinearizedLaplace(Posterior):
     cov f(x) = Ψ̃(x) H⁻¹ Ψ̃(x)ᵀ, H = Σ_i Ψ̃_iᵀ Λ_i Ψ̃_i/τ + I/σ₀², Ψ̃ = √μ ψ, Λ the Hessian of
     −log p(y|f). `solver` finds the eigenfunctions, trained ones as `network`, by default a head on
     the model's activations fitted to the Jacobian or `samples` sketched features of it; or they are
-    a `spectrum` solved before. `weighting` "ggn" takes the eigenspace of the Gauss–Newton matrix
-    ΣJᵀΛJ, in which kept and left-out directions have no cross terms: with the `residual`
-    σ₀²(κ − Ψ̃Ψ̃ᵀ) the covariance then is at least the exact one; in that of the NTK, ΣJᵀJ, it may
-    be less. The residual is exact if True, from the Jacobian at every point, or "learned" from the
-    model's activations. `fit` chooses σ₀² and τ where they are None, and `predictive`, one of
-    `posterior.PREDICTIVES`, is how E softmax(f) is found.
+    a `spectrum` solved before. The `residual` σ₀²(κ − Ψ̃Ψ̃ᵀ) is exact if True, from the Jacobian at
+    every point, or "learned" from the activations. With exact functions of `weighting` "ggn", the
+    eigenspace of ΣJᵀΛJ, kept and left-out directions have no cross terms: with the residual the
+    covariance is at least the exact one. In that of the NTK, ΣJᵀJ, it may be less, and networks are
+    better. `fit` chooses σ₀² and τ where they are None; `predictive`, one of
+    `posterior.PREDICTIVES`, is how E softmax(f) is found; randomness is by the solver's seed.
 
     >>> model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
     >>> x, y = torch.randn(200, 2), torch.randint(3, (200,))
@@ -97,6 +97,11 @@ class LinearizedLaplace(Posterior):
             raise TypeError(f"spectrum must be a Spectrum, got {type(spectrum).__name__}")
         if spectrum is not None and (solver is not None or network is not None):
             raise ValueError("a spectrum has its functions: leave solver and network out")
+        if spectrum is not None and weighting != "ntk":
+            raise ValueError(
+                "a spectrum has its measure: leave weighting out, and solve that of a "
+                "Gram that is weighted, gram.weighted(weights)"
+            )
         if network is not None and not (solver is None or isinstance(solver, TrainedSolver)):
             raise ValueError(f"a network is of no use to {type(solver).__name__}: leave it out")
         if residual not in (False, True, "learned"):
@@ -137,9 +142,10 @@ class LinearizedLaplace(Posterior):
         product = partial(fitting.hessian_product, self.likelihood, noise_shape=shape)
         with torch.enable_grad(), silence(self._quiet):
             features = self._features(tangent, x, outputs, shape)
-            if self.residual == "learned":
-                features = features.with_residual(x, tangent)
-            ggn, basis = features.gauss_newton(x, outputs, product)
+            ggn, basis, kept = features.gauss_newton(x, outputs, product)
+            if self.residual == "learned":  # of whose functions the data say nothing
+                features = features.with_residual(x, tangent, kept)
+                ggn = nn.functional.pad(ggn, (0, outputs.shape[1]))
         first = Hyperparameters(1.0, self.temperature or 1.0, noise)
         state = Fitted(features, tangent, ggn, basis, shape, first)
         if held_out is None:
@@ -158,7 +164,7 @@ class LinearizedLaplace(Posterior):
             fitting.check_logits(outputs)
         if held_out is not None:
             check_alike(held_out[0], x, ("tune", "the training points"))
-            few = outputs_of(self.model, held_out[0][:1])
+            few = outputs_of(self.model, held_out[0][:1]).expand(len(held_out[0]), -1)
             fitting.check_targets(self.likelihood, held_out[1], few)
         if self.spectrum is not None:
             check_spectrum(self.spectrum, tangent, x)
@@ -170,6 +176,11 @@ class LinearizedLaplace(Posterior):
             self.spectrum.warn_if_stale()
             return Features(self.model, self.spectrum)
         ggn = self.weighting == "ggn"
+        if ggn and (self.solver is None or isinstance(self.solver, TrainedSolver)):
+            warn_user(
+                "networks find the Gauss–Newton matrix's functions poorly, which are free where "
+                "the loss is flat: take weighting='ntk', or an exact solver such as Subspace"
+            )
         weights = fitting.hessian(self.likelihood, outputs, shape) if ggn else None
         given = self.solver, self.network, self.samples
         return solved(self.model, tangent, x, weights, *given)
@@ -203,6 +214,7 @@ class LinearizedLaplace(Posterior):
         return self._of(self._fitted, x)
 
     def _of(self, state: Fitted, x: Points) -> Outputs:
+        x = move(check_points(x, integers=True), self._device)
         outputs, features = state.features(x)
         residual = None
         if self.residual is True:
@@ -272,12 +284,15 @@ class LinearizedLaplace(Posterior):
     def load(
         cls, path: str | Path, model: nn.Module, network: nn.Module | None = None
     ) -> LinearizedLaplace:
-        """Read a posterior of this very model; a `network` of your own is passed too."""
-        header, tensors = read_tensors(Path(path), FORMAT)
-        if "settings" not in header:
-            raise ValueError(f"{path} is of an earlier version of neuralef: fit and save it again")
-        found = cls(model, **header["settings"])
-        found.state_ = unpack(Path(path), header, tensors, model, network)
+        """Read a posterior of this very model; a `network` of your own is passed too.
+
+        The solver is not in the file: what is read can be tuned again, and be fitted again by the
+        default one.
+        """
+        with understood(path):
+            header, tensors = read_tensors(Path(path), FORMAT)
+            found = cls(model, **header["settings"])
+            found.state_ = unpack(Path(path), header, tensors, model, network)
         return found
 
     def __repr__(self) -> str:
@@ -330,4 +345,4 @@ def _check_predictive(likelihood: str, predictive: str | None) -> None:
         raise ValueError("a regression has no softmax: leave predictive out")
     check_choice(predictive, "predictive", METHODS)
     if likelihood == "multilabel" and predictive not in ("probit", "mc"):
-        raise ValueError(f"labels by themselves take 'probit' or 'mc', not {predictive!r}")
+        raise ValueError(f"likelihood='multilabel' takes 'probit' or 'mc', not {predictive!r}")

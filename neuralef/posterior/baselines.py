@@ -21,7 +21,7 @@ from neuralef.posterior.fitting import (
     minimise,
 )
 from neuralef.posterior.predictive import Gaussian, Posterior, to_probabilities
-from neuralef.serialization.files import read_tensors, write_tensors
+from neuralef.serialization.files import read_tensors, understood, write_tensors
 
 if TYPE_CHECKING:
     from typing import Self
@@ -69,6 +69,7 @@ class MAP(Posterior):
 
     def outputs(self, x: Points) -> Any:
         """What has to be known of points, counted and indexed like them: here f(x), (n, c)."""
+        check_model(self.model)
         return outputs_of(self.model, x)
 
     def gaussian(self, outputs: Any) -> Gaussian:
@@ -93,11 +94,12 @@ class MAP(Posterior):
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> Self:
         """Read a posterior of this very model."""
-        header, _ = read_tensors(Path(path), cls.kind)
-        if header["model"] != fingerprint(model):
-            raise ValueError(f"{path} is the posterior of another model: its weights differ")
-        found = cls(model, header["likelihood"])
-        found.softmax_temperature_ = header["softmax_temperature"]
+        with understood(path):
+            header, _ = read_tensors(Path(path), cls.kind)
+            if header["model"] != fingerprint(model):
+                raise ValueError(f"{path} is the posterior of another model: its weights differ")
+            found = cls(model, header["likelihood"])
+            found.softmax_temperature_ = header["softmax_temperature"]
         return found
 
 
@@ -128,6 +130,7 @@ class TemperatureScaling(MAP):
 
     def tune_on(self, outputs: Tensor, y: Tensor) -> Self:
         """`tune`, for points whose outputs are at hand."""
+        y = check_targets(self.likelihood, y, outputs)
         multilabel = self.likelihood == "multilabel"
 
         def loss(softmax_temperature: float) -> float:

@@ -10,11 +10,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, check_count, check_finite, check_points, check_positive
+from neuralef.checks import check_choice, check_count, check_finite, check_positive
 from neuralef.jacobian.models import check_model
 from neuralef.networks.activation_head import Activations
 from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, call, move, tensors_of
+from neuralef.posterior.fitting import gathered
 from neuralef.training import Step, autocast
 from neuralef.warnings import warn_user
 
@@ -91,7 +92,7 @@ def distill_mean(
 def _checked(model: nn.Module, x: Points, values: Tensor, loss: str) -> tuple[Points, Tensor]:
     check_choice(loss, "loss", ("squares", "softmax"))
     check_model(model)
-    x, values = check_points(x, integers=True), torch.as_tensor(values).detach()
+    x, values = gathered(x), torch.as_tensor(values).detach()
     if any(tensor.requires_grad for tensor in tensors_of(x)):
         raise ValueError("x must not require gradients: the points are not what is fitted")
     check_finite(values, "values")

@@ -42,7 +42,7 @@ class Features:
         """`diagonal` is κ(x, x) at the training points, if it was at hand."""
         self.model, self.spectrum, self.residual = model, spectrum, residual
         self.diagonal = diagonal
-        self.fingerprint, self._seen = fingerprint(model), _state(model)
+        self.fingerprint, self._seen = fingerprint(model), self._state()
         self._all = fingerprint(model, unsaved=True)
         self.head: ActivationHead | None = None
         head = spectrum.network  # of which a subclass may do more than read and map
@@ -54,11 +54,23 @@ class Features:
         """Those that a head reads, or of the model by themselves."""
         return Activations(self.model, example) if self.head is None else self.head.activations
 
+    def _state(self) -> tuple[Any, ...]:
+        """What changes with modes and weights, through `.data` the norm alone: found at once."""
+        tensors = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
+        norm = float(get_total_norm([t for t in tensors if t.is_floating_point()]))
+        modes = [module.training for module in self.model.modules()]
+        return versions(self.model), versions(self.spectrum.network), modes, norm
+
     def check_unchanged(self) -> None:
         """Refuse a model whose weights or mode are no longer those of the posterior."""
-        now = _state(self.model)
+        now = self._state()
         if now == self._seen:
             return
+        if self.spectrum.stale:
+            raise ValueError(
+                "the spectrum's network has been trained on: a posterior belongs to the functions "
+                "it was fitted with; fit it again with spectrum.refit(gram)"
+            )
         check_model(self.model)
         if fingerprint(self.model, unsaved=True) != self._all:
             raise ValueError(
@@ -92,34 +104,37 @@ class Features:
         """That of the solver that found the functions."""
         return int(self.spectrum.solver.get("seed") or 0)
 
-    def with_residual(self, x: Points, tangent: Tangent) -> Features:
-        """The same with c functions more, learned of what those at hand leave out of κ(x, x)."""
+    def with_residual(self, x: Points, tangent: Tangent, kept: float) -> Features:
+        """The same with c functions more, learned of what those at hand leave out of κ(x, x).
+
+        `kept` is Σ_i ‖Ψ̃_i‖² over the points x.
+        """
         c, spectrum, diagonal = self.spectrum.outputs, self.spectrum, self.diagonal
         if diagonal is None:
             diagonal = torch.cat([j.square().sum(-1) for j in tangent.chunks(x, c)])
         residual = LearnedResidual(self.activations(x[:2]), c, self.seed)
-        share = 1 - float(spectrum.explained_trace)
+        # not by eigenvalues, which under a measure are not those of κ itself
+        share = 1 - kept / float(diagonal.double().sum())
         residual.learn(x, diagonal.detach(), share, self.seed)
         return Features(self.model, spectrum, residual)
 
     @torch.no_grad()
     def gauss_newton(
         self, x: Points, outputs: Tensor, product: Callable[[Tensor, Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, float]:
         """Eigenvalues (k,) and basis (k, k) of Σ_i Ψ̃_iᵀΛ_iΨ̃_i, from product(outputs, Ψ̃) = ΛΨ̃.
 
-        With a residual (k + c,) eigenvalues, of which the data say nothing: its are zero.
+        And Σ_i ‖Ψ̃_i‖².
         """
         k, size = self.spectrum.k, min(1024, points_at_once(x))
         total = torch.zeros(k, k, dtype=torch.float64, device=outputs.device)
+        kept = 0.0
         for points, part in zip(x.split(size), outputs.split(size), strict=True):
             features = scaled(self.spectrum, self.spectrum(points))
             total += torch.einsum("nck,ncl->kl", features, product(part, features))
+            kept += float(features.square().sum())
         values, basis = descending_eigh(total[None])
-        values = values[0].clamp_min(0)
-        if self.residual is not None:
-            values = nn.functional.pad(values, (0, outputs.shape[1]))
-        return values, basis[0].contiguous()
+        return values[0].clamp_min(0), basis[0].contiguous(), kept
 
     def pack(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The spectrum as a header and tensors, without the model itself."""
@@ -149,20 +164,22 @@ def unpack_features(
 
 def outputs_of(model: nn.Module, x: Any) -> Tensor:
     """A model's outputs, (n, c) in float64."""
-    return _finite(evaluate(model, check_points(x, integers=True)))
+    x = check_points(x, integers=True)
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    if isinstance(x, Tensor) and x.is_floating_point() and own not in (None, x.dtype):
+        raise ValueError(f"the model holds {own}, the points {x.dtype}; convert one with .to(…)")
+    return _finite(evaluate(model, x))
 
 
 def _finite(outputs: Tensor) -> Tensor:
+    if outputs.ndim > 2:
+        raise ValueError(
+            f"the model gives images or sequences {tuple(outputs.shape[1:])} at each point, where "
+            "(n,) or (n, c) is expected: wrap it in a module that pools them, or picks one"
+        )
     if not bool(outputs.isfinite().all()):
         raise ValueError("the model gives NaN or infinite outputs on the data")
     return (outputs[:, None] if outputs.ndim == 1 else outputs).double()
-
-
-def _state(model: nn.Module) -> tuple[Any, ...]:
-    """What changes with the mode or the weights, through `.data` the norm alone: found at once."""
-    tensors = [t.detach() for t in (*model.parameters(), *model.buffers())]
-    norm = get_total_norm([t for t in tensors if t.is_floating_point()])
-    return versions(model), [module.training for module in model.modules()], float(norm)
 
 
 def residual_blocks(tangent: Tangent, x: Points, features: Tensor) -> Tensor:

@@ -9,13 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuralef.checks import check_finite, check_memory, check_points
+from neuralef.checks import as_real_tensor, check_finite, check_memory, check_points
 from neuralef.metrics import nll
-from neuralef.points import POINTS_AT_ONCE, flat, is_loader, join, move
+from neuralef.points import (
+    LABELS,
+    POINTS_AT_ONCE,
+    flat,
+    is_batch,
+    is_loader,
+    join,
+    move,
+    points_of,
+)  # fmt: skip
 from neuralef.warnings import warn_user
 
 LIKELIHOODS = ("classification", "regression", "multilabel")
-LABELS = ("labels", "label", "targets", "target", "y")
 # The logarithms of hyper-parameters are looked for within these bounds.
 LOWEST, HIGHEST = math.log(1e-8), math.log(1e8)
 LOW, HIGH = LOWEST + 0.1, HIGHEST - 0.1  # what lies beyond is at the edge
@@ -40,14 +48,11 @@ def collect(
         check_points(part, f"x of batch {number} of {name}", integers=True)
         for number, (part, _) in enumerate(parts)
     ]
-    y = torch.cat([torch.as_tensor(target) for _, target in parts])
-    try:
-        x = join(batches)
-    except (RuntimeError, LookupError, TypeError) as error:
-        raise ValueError(
-            f"the batches of {name} do not make one set of points: {error}; points must have one "
-            "shape and the same names, so pad sequences to one length"
-        ) from error
+    targets = [as_real_tensor(target, f"the targets of {name}") for _, target in parts]
+    if any(target.ndim == 0 for target in targets):
+        raise ValueError(f"{name} holds one target in all, where each point has one")
+    y = torch.cat(targets)
+    x = _joined(batches, name)
     if len(y) != len(x):
         raise ValueError(f"{name} yields {len(x)} points but {len(y)} targets")
     again = (check_points(_split(batch, name)[0], integers=True) for batch in data)
@@ -60,6 +65,16 @@ def collect(
     return move(x, device), y.to(device)
 
 
+def _joined(batches: list[Any], name: str) -> Any:
+    try:
+        return join(batches)
+    except (RuntimeError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"the batches of {name} do not make one set of points: {error}; points must have one "
+            "shape and the same names, so pad sequences to one length"
+        ) from error
+
+
 def _batches(data: Any, name: str, y: Any) -> Iterable[Any]:
     if y is not None:
         if is_loader(data) or not (isinstance(y, Sequence) or hasattr(y, "__array__")):
@@ -68,23 +83,14 @@ def _batches(data: Any, name: str, y: Any) -> Iterable[Any]:
                 "batches (x, y) goes alone, held-out points go to tune="
             )
         return [(data, y)]
-    one = isinstance(data, tuple) and len(data) == 2 and hasattr(data[1], "__array__")
-    if one or isinstance(data, Mapping):
+    if is_batch(data) and not hasattr(data, "__array__"):
         return [data]
-    if isinstance(data, Tensor) or not isinstance(data, Iterable):
+    if hasattr(data, "__array__") or not isinstance(data, Iterable):
         raise TypeError(
             f"{name} must be points with their targets, or an iterable of batches (x, y), such as "
             f"a DataLoader or [(x, y)], got {type(data).__name__}"
         )
     return data
-
-
-def points_of(batch: Any) -> Any:
-    """The points of a batch: without its targets, if there are any."""
-    if isinstance(batch, Mapping):
-        rest = {key: value for key, value in batch.items() if key not in LABELS}
-        return rest["x"] if set(rest) == {"x"} else rest
-    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) in (1, 2) else batch
 
 
 def _split(batch: Any, name: str) -> tuple[Any, Any]:
@@ -116,11 +122,16 @@ def _mark(parts: Iterable[Any]) -> tuple[float, int]:
 
 def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
     """Targets that fit a model's outputs (n, c): class numbers (n,), or values (n, c)."""
+    y = as_real_tensor(y, "y").to(outputs.device)
+    if y.ndim == 0 or len(y) != len(outputs):
+        raise ValueError(f"{len(outputs)} points have targets of shape {tuple(y.shape)}")
     if likelihood != "classification":
         y = y.double().reshape(len(y), -1)
         if y.shape[1] != outputs.shape[1]:
+            advice = "; class numbers go with 'classification'" if y.shape[1] == 1 else ""
             raise ValueError(
                 f"the model gives {outputs.shape[1]} outputs, the targets are {tuple(y.shape)}"
+                f"{advice}"
             )
         check_finite(y, "y")
         if likelihood == "multilabel" and not bool(((y == 0) | (y == 1)).all()):
@@ -143,6 +154,15 @@ def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
             f"{came}{advice}"
         )
     return y.long()
+
+
+def gathered(x: Any, name: str = "x") -> Any:
+    """Points, or those of all batches of a loader."""
+    batches = map(points_of, x) if is_loader(x) else [points_of(x)]
+    parts = [check_points(batch, name, integers=True) for batch in batches]
+    if not parts:
+        raise ValueError(f"{name} yields no batches: is it a generator that was used up?")
+    return _joined(parts, name)
 
 
 def check_logits(outputs: Tensor) -> None:
@@ -284,8 +304,7 @@ def minimise(
     if edge:
         warn_user(
             f"the best {' and '.join(edge)} lies at the edge of what was looked at, "
-            f"{math.exp(LOWEST):.0e} to {math.exp(HIGHEST):.0e}: the data do not bound it, and "
-            "leave open whether it matters; more functions, more held-out points or a value of "
-            "your own settle it"
+            f"{math.exp(LOWEST):.0e} to {math.exp(HIGHEST):.0e}: the data do not bound it; give a "
+            "value of your own, or take more functions or more held-out points"
         )
     return named(found.x)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_points
 from neuralef.linalg import symmetric_root
-from neuralef.points import Points, is_loader, join, move
-from neuralef.posterior.fitting import mean_nll, minimise, points_of, tempering
+from neuralef.points import Points, is_loader, move, points_of
+from neuralef.posterior.fitting import gathered, mean_nll, minimise, tempering
 from neuralef.sketching import even_normals
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Posterior(ABC):
     def sample(self, x: Points | Iterable[Any], draws: int = DRAWS, seed: int = 0) -> Tensor:
         """Outputs of so many functions, (draws, n, c); another `seed` gives others."""
         draws, seed = check_count(draws, "draws"), check_count(seed, "seed", least=0)
-        return self.functions(self.outputs(join(list(self._parts(x)))), draws, seed)
+        return self.functions(self.outputs(move(gathered(x), self._device)), draws, seed)
 
     def predict_proba(self, x: Points | Iterable[Any], **given: Any) -> Tensor:
         """Class probabilities (n, c), or (n, 2) of one logit; of "multilabel" each by itself."""
@@ -112,13 +112,20 @@ class Posterior(ABC):
 
     def _parts(self, x: Points | Iterable[Any]) -> Iterator[Points]:
         """Points, or those of a loader's batches, on the model's device and some at a time."""
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        batches, none = (map(points_of, x) if is_loader(x) else [x]), True
-        for batch in batches:
+        none = True
+        for batch in x if is_loader(x) else [x]:
             none = False
-            yield from move(check_points(batch, integers=True), device).split(self._at_once())
+            points = check_points(points_of(batch), "x", integers=True)
+            yield from move(points, self._device).split(self._at_once())
         if none:
             raise ValueError("x yields no batches: is it a generator that was used up?")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.model).__name__}, {self.likelihood})"
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def _at_once(self) -> int:
         """How many points `outputs` holds in memory together."""

@@ -4,7 +4,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -88,6 +89,18 @@ def _check_metadata(path: Path, kind: str, metadata: dict[str, str]) -> None:
             f"{path} has version {metadata.get('version')} of the format, this neuralef reads "
             f"{VERSION}: write it again"
         )
+
+
+@contextmanager
+def understood(path: str | Path) -> Iterator[None]:
+    """What a header or its tensors lack, or have too much, is said of the file."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"{path} is damaged, or of another version of neuralef ({type(error).__name__}: "
+            f"{error}): make and save it again"
+        ) from error
 
 
 def below(mark: str, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from neuralef.posterior.predictive import (
     Posterior,
     to_probabilities,
 )  # fmt: skip
-from neuralef.serialization.files import read_tensors, write_tensors
+from neuralef.serialization.files import read_tensors, understood, write_tensors
 from neuralef.sketching import even_normals
 from neuralef.spectrum import Spectrum
 
@@ -114,20 +114,22 @@ class TrajectoryPosterior(Posterior):
 
     @classmethod
     def load(
-        cls, path: str | Path, mean: nn.Module, network: nn.Module | None = None
+        cls, path: str | Path, model: nn.Module, network: nn.Module | None = None
     ) -> TrajectoryPosterior:
-        """Read a posterior with this very mean.
+        """Read a posterior with this very model of its mean.
 
         A `network` of your own is passed too; so is the model that an `ActivationHead` looks at, if
         its architecture is not that of the mean.
         """
-        header, tensors = read_tensors(Path(path), TRAJECTORY)
-        header = {"residual": header.get("tail"), **header}  # its name in version 0.2
-        if header["mean"] != fingerprint(mean):
-            raise ValueError(f"{path} has another mean: its weights differ from this model's")
-        given = {"network": network, "model": mean if network is None else network}
-        spectrum = unpack_features(Path(path), header["spectrum"], tensors, mean, given)
-        return cls(mean, spectrum, **{name: header[name] for name in SETTINGS if name in header})
+        with understood(path):
+            header, tensors = read_tensors(Path(path), TRAJECTORY)
+            if "tail" in header:  # of version 0.2
+                header |= {"residual": header["tail"], "likelihood": "classification"}
+            if header["mean"] != fingerprint(model):
+                raise ValueError(f"{path} has another mean: its weights differ from this model's")
+            given = {"network": network, "model": model if network is None else network}
+            spectrum = unpack_features(Path(path), header["spectrum"], tensors, model, given)
+            return cls(model, spectrum, **{name: header[name] for name in SETTINGS})
 
 
 def moved(features: Tensor, normals: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, check_count, check_points
+from neuralef.checks import check_choice, check_count
 from neuralef.gram import FeatureGram
 from neuralef.points import Points, call, points_at_once
+from neuralef.posterior.fitting import gathered
 from neuralef.serialization.files import below
 from neuralef.training import joined
 from neuralef.trajectory.weights import WeightMoments, kept_modes
@@ -28,7 +29,7 @@ class Recorder:
         self, model: nn.Module, x: Points, precision: str,
         refresh: Callable[[nn.Module], Any] | None, batch_size: int | None,
     ) -> None:  # fmt: skip
-        self.model, self.x, self.count = model, check_points(x, integers=True), 0
+        self.model, self.x, self.count = model, gathered(x), 0
         check_choice(precision, "precision", ("float32", "bfloat16"))
         self.precision, self.refresh = precision, refresh
         size = points_at_once(self.x) if batch_size is None else batch_size

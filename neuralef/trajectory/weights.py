@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from neuralef.checks import check_choice, check_count, check_points, check_positive
-from neuralef.points import Points, call
+from neuralef.checks import check_choice, check_count, check_positive, tensors_alone
+from neuralef.points import Points, call, move
 from neuralef.posterior.baselines import MAP
 from neuralef.posterior.features import outputs_of
-from neuralef.posterior.fitting import LIKELIHOODS
+from neuralef.posterior.fitting import LIKELIHOODS, gathered
 from neuralef.posterior.predictive import Gaussian, Posterior, to_probabilities
-from neuralef.serialization.files import below, read_tensors, write_tensors
-from neuralef.training import joined
+from neuralef.serialization.files import below, read_tensors, understood, write_tensors
 
 GAUSSIAN = "swag"
 SETTINGS = ("draws", "diagonal", "rank", "scale", "seed", "likelihood")  # of SWAG
@@ -103,7 +102,8 @@ def refresh_statistics(model: nn.Module, x: Points, batch_size: int = 1024) -> n
     >>> refresh_statistics(model, torch.full((8, 1), 3.0))[0].running_mean
     tensor([3.])
     """
-    x = check_points(x, integers=True)
+    x = gathered(x)
+    device = next((value.device for value in model.parameters()), x.device)
     kind = nn.modules.batchnorm._BatchNorm
     norms = [m for m in model.modules() if isinstance(m, kind) and m.running_mean is not None]
     momenta = [norm.momentum for norm in norms]
@@ -116,7 +116,7 @@ def refresh_statistics(model: nn.Module, x: Points, batch_size: int = 1024) -> n
             norm.momentum = None  # the mean over all parts
         try:
             for part in x.split(-(-len(x) // parts)) if norms else ():
-                call(model, part)
+                call(model, move(part, device))
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
@@ -145,15 +145,16 @@ class SWA(MAP):
     def save(self, path: str | Path) -> None:
         """Write the weights into a safetensors file."""
         header = {"likelihood": self.likelihood}
-        write_tensors(Path(path), self.kind, header, self.model.state_dict())
+        write_tensors(Path(path), self.kind, header, tensors_alone(self.model))
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> SWA:
         """Read weights into a copy of a model of the same architecture."""
         model = copy.deepcopy(model)
-        header, tensors = read_tensors(Path(path), cls.kind)
-        _restore(model, tensors, path)
-        return cls(model.eval(), **header)
+        with understood(path):
+            header, tensors = read_tensors(Path(path), cls.kind)
+            _restore(model, tensors, path)
+            return cls(model.eval(), **header)
 
 
 class SWAG(Posterior):
@@ -190,6 +191,7 @@ class SWAG(Posterior):
         self.model = copy.deepcopy(moments.average.module)
         self.buffers: list[list[Tensor]] = []  # of every draw, for the price of a pass over x
         if x is not None:
+            x = gathered(x)  # once, since a loader may draw anew
             for weights in self._weights():
                 put_weights(self.model, weights)
                 refresh_statistics(self.model, x)
@@ -214,6 +216,8 @@ class SWAG(Posterior):
     @torch.no_grad()
     def outputs(self, x: Points) -> Tensor:
         """The outputs of every network, (n, draws, c)."""
+        if not self.buffers:
+            raise ValueError("SWAG needs points x for its networks' batch statistics")
         found = []
         for weights, buffers in zip(self._weights(), self.buffers, strict=True):
             put_weights(self.model, weights)
@@ -240,7 +244,7 @@ class SWAG(Posterior):
 
     def save(self, path: str | Path) -> None:
         """Write the moments and the batch statistics of the draws into a safetensors file."""
-        tensors = joined({"moments": self.moments})
+        tensors = {f"moments.{n}": value for n, value in tensors_alone(self.moments).items()}
         for number, buffers in enumerate(self.buffers):
             tensors |= {f"buffers.{number}.{i}": value for i, value in enumerate(buffers)}
         header = {name: getattr(self, name) for name in SETTINGS}
@@ -249,18 +253,22 @@ class SWAG(Posterior):
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> SWAG:
         """Read a posterior of models of the same architecture."""
-        header, tensors = read_tensors(Path(path), GAUSSIAN)
-        moments = WeightMoments(model, len(tensors["moments.deviations"]))
-        _restore(moments, below("moments.", tensors), path)
-        found = cls(moments, None, **{name: header[name] for name in SETTINGS if name in header})
-        each = range(len(list(model.buffers())))
-        found.buffers = [[tensors[f"buffers.{n}.{i}"] for i in each] for n in range(found.draws)]
+        with understood(path):
+            header, tensors = read_tensors(Path(path), GAUSSIAN)
+            moments = WeightMoments(model, len(tensors["moments.deviations"]))
+            _restore(moments, below("moments.", tensors), path)
+            header = {"likelihood": "classification", **header}  # of version 0.2
+            settings = {name: header[name] for name in SETTINGS}
+            found, each = cls(moments, None, **settings), range(len(list(model.buffers())))
+            draws = range(found.draws)
+            found.buffers = [[tensors[f"buffers.{n}.{i}"] for i in each] for n in draws]
         return found
 
 
 def _restore(module: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
+    others = {n: v for n, v in module.state_dict().items() if not isinstance(v, Tensor)}
     try:
-        module.load_state_dict(tensors)
+        module.load_state_dict(tensors | others)  # a model's own extra state is in no file of ours
     except RuntimeError as error:
         raise ValueError(f"{path} holds weights of another model: {error}") from error
 

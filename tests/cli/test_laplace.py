@@ -60,7 +60,8 @@ def test_every_number_of_a_classification(user):
         "checkpoint": "weights.pt", "model": f"{MODULE}:mlp", "train": "train.npz",
         "test": "test.npz", "tune": "tune.npz", "ood": "ood.npz",
         "likelihood": "classification", "solver": "exact", "k": 3, "steps": None,
-        "samples": None, "weighting": "ntk", "residual": "none", "predictive": None, "seed": 0,
+        "samples": None, "weighting": "ntk", "residual": "none", "prior_variance": None,
+        "predictive": None, "seed": 0,
     }  # fmt: skip
     posterior, _ = loaded(user)
     x, _ = read("test.npz")

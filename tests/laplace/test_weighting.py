@@ -115,3 +115,33 @@ def test_words_and_sizes_that_cannot_be_are_refused(monkeypatch):
     posterior = LinearizedLaplace(model, solver=nef.Subspace(k=2), weighting="ggn")
     with pytest.raises(ValueError, match=r"points × outputs² = 20 × 3 × 3 .*weighting='ntk'"):
         posterior.fit(points(20), torch.arange(20) % 3)
+
+
+@pytest.mark.parametrize("weighting", ["ntk", "ggn"])
+def test_the_learned_residual_has_the_size_of_the_exact_one(weighting):
+    """Over the data, whichever measure the eigenvalues belong to."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)).double().eval()
+    x, y = points(300, 2), torch.arange(300) % 3
+    given = {"prior_variance": 1.0, "temperature": 1.0, "weighting": weighting}
+    traces = []
+    for residual in (False, True, "learned"):
+        posterior = LinearizedLaplace(model, solver=nef.Subspace(k=5), residual=residual, **given)
+        traces.append(float(posterior.fit(x, y).predict(x).variance.sum()))
+    none, exact, learned = traces
+    assert learned - none == pytest.approx(exact - none, rel=0.05)
+
+
+def test_networks_are_warned_of_in_the_gauss_newton_eigenspace():
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)).double().eval()
+    solver = nef.NeuralEF(k=2, steps=2, progress=False)
+    posterior = LinearizedLaplace(model, solver=solver, weighting="ggn")
+    with pytest.warns(UserWarning, match="take weighting='ntk', or an exact solver"):
+        posterior.fit(points(40), torch.arange(40) % 3)
+
+
+def test_a_spectrum_has_its_measure():
+    model, x = nn.Linear(2, 3).double().eval(), points(20)
+    spectrum = nef.Subspace(k=2).solve(nef.kernels.NTK(model).gram(x))
+    with pytest.raises(ValueError, match="a spectrum has its measure"):
+        LinearizedLaplace(model, spectrum=spectrum, weighting="ggn")

@@ -151,7 +151,11 @@ def test_points_may_come_from_a_loader(case):
         "pairs": DataLoader(TensorDataset(NEW, torch.zeros(5)), batch_size=2),
         "alone": DataLoader(TensorDataset(NEW), batch_size=2),
         "dicts": [{"x": NEW[:3], "labels": Y[:3]}, {"x": NEW[3:], "labels": Y[:2]}],
-        "list": [NEW[:1], NEW[1:]],
+        "list": [(NEW[:1],), (NEW[1:], Y[:4])],
+        "lists": [[NEW[:2], Y[:2]], [NEW[2:], Y[2:5]]],
+        "a pair": (NEW, Y[:5]),
+        "a batch": [NEW, Y[:5]],
+        "a mapping": {"x": NEW, "labels": Y[:5]},
         "generator": (part for part in NEW.split(2)),
     }
     for name, loader in loaders.items():
@@ -171,7 +175,8 @@ def test_a_posterior_travels_by_file(case, likelihood, tmp_path):
     posterior = made(case, likelihood)
     posterior.save(tmp_path / "p.safetensors")
     model = posterior.model
-    again = type(posterior).load(tmp_path / "p.safetensors", model)
+    again = type(posterior).load(tmp_path / "p.safetensors", model=model)
+    assert repr(posterior).startswith(f"{type(posterior).__name__}({type(model).__name__}")
     assert again.likelihood == likelihood
     torch.testing.assert_close(again(NEW), posterior(NEW))
     torch.testing.assert_close(again.predict(NEW).covariance, posterior.predict(NEW).covariance)
