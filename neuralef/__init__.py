@@ -6,7 +6,7 @@
 3
 """
 
-from neuralef import data, kernels, networks
+from neuralef import data, kernels, networks, posterior, trajectory
 from neuralef.certificate import Certificate
 from neuralef.gram import DenseGram, FeatureGram, Gram, JacobianGram, KernelGram
 from neuralef.jacobian.models import fold_batch_norm
@@ -20,5 +20,6 @@ __version__ = "0.2.0"
 __all__ = [
     "Certificate", "DenseGram", "Distill", "FeatureGram", "Gram", "JacobianGram", "KernelGram",
     "LinearizedLaplace", "NestedLoRA", "NeuralEF", "Nystrom", "RandomFeatures", "Solver", "SpIN",
-    "Spectrum", "Subspace", "data", "fold_batch_norm", "kernels", "load", "networks",
+    "Spectrum", "Subspace", "data", "fold_batch_norm", "kernels", "load", "networks", "posterior",
+    "trajectory",
 ]  # fmt: skip

@@ -264,7 +264,7 @@ def run(
         for name, case in chain(*(m(chosen.plan, device, seed, report) for m in makers)):
             measured[name] = compare(case, chosen, seed, report)
     result = write_result(
-        out, "weighting", preset=preset, config=asdict(chosen) | {"seed": seed},
+        out, "weighting", preset=preset, config=asdict(chosen) | {"seed": seed, "checkpoint": checkpoint and Path(checkpoint).name},
         measured=measured, environment=environment(device),
     )  # fmt: skip
     for name, figure in plots.weighting_figures(result).items():

@@ -103,8 +103,9 @@ def read_state(path: str) -> dict[str, Tensor]:
 
 
 def one_line(error: Exception, letters: int | None = None) -> str:
-    """What an error says, without line breaks and colours."""
-    return " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())[:letters]
+    """What an error says, without line breaks and colours; of a long one the beginning."""
+    said = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
+    return said if letters is None or len(said) <= letters else f"{said[:letters]} …"
 
 
 def read_points(path: str, model: nn.Module) -> Tensor:

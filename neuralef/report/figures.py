@@ -56,8 +56,9 @@ def demo(result: dict[str, Any]) -> dict[str, Figure]:
         ladder(left, curves["grid"], curves["found"], curves["truth"])
         looks = {"truth": ("s", "0.55"), "found": (".", OURS)}
         _by_pair(middle, "eigenvalues", case["eigenvalues"], **looks)
-        looks = {"sampling": ("s-", "0.55"), "ours": ("o-", OURS)}
-        _by_pair(right, "eigenfunction error 1 − |cos|", case["errors"], **looks)
+        looks = {"sample against truth": ("s-", "0.55"), "networks against sample": ("o-", OURS)}
+        errors = dict(zip(looks, (case["errors"]["sampling"], case["errors"]["ours"]), strict=True))
+        _by_pair(right, "eigenfunction error 1 − |cos|", errors, **looks)
         for axes in (middle, right):
             axes.legend(frameon=False, fontsize=8)
     trained = f"Networks trained on {result['config']['n']} points (colour)"
@@ -113,7 +114,7 @@ def entropies(curves: dict[str, dict[str, Any]], test: str, ood: str) -> Figure:
 def coverage(methods: dict[str, Any]) -> Figure:
     """How many targets lie in intervals that should hold so many: of the model, the posterior."""
     figure = Figure(figsize=(3.6, 3.4), layout="constrained")
-    axes = panel(figure.subplots(), "intervals", "should hold", "hold")
+    axes = panel(figure.subplots(), "prediction intervals", "nominal coverage", "observed coverage")
     axes.plot([0, 1], [0, 1], color="0.8", lw=1)
     for color, (name, found) in zip((OTHER, OURS), methods.items(), strict=True):
         axes.plot(found["levels"], found["coverage"], "o-", ms=3, color=color, label=name)

@@ -77,6 +77,11 @@ def fit(result: dict[str, Any]) -> Iterator[Table | str]:
         f"{measured['explained_trace']:.2%} of the trace explained; "
         f"{measured['points']} points, {measured['seconds']:.1f} s"
     )
+    if certificate:
+        yield (
+            "residual: ‖Kψ − μψ‖/μ; on held-out points: 95 % interval of the eigenvalue, not "
+            f"certifiable below the noise of {certificate['points']} points"
+        )
     yield from (f"note: {note}" for note in measured["notes"])
 
 
@@ -96,8 +101,8 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
         chosen += f", noise σ² = {measured['noise']:.3g}"
         for name in names:
             held = dict(zip(measured[name]["levels"], measured[name]["coverage"], strict=True))
-            shares = f"hold {held[0.5]:.1%} / {held[0.95]:.1%}"
-            yield f"{name}: intervals that should hold 50 / 95 % {shares}"
+            shares = f"{held[0.5]:.1%} / {held[0.95]:.1%}"
+            yield f"{name}: coverage of 50 / 95 % intervals: {shares}"
     how = "the held-out points" if result["config"]["tune"] else "the evidence"
     if measured["predictive"]:  # a regression has none
         how += f", predictive {measured['predictive']}"

@@ -136,7 +136,7 @@ def test_a_regression_reports_how_often_its_intervals_hold(user, name, outputs, 
     code, out, _ = user.call(name, "--likelihood", "regression", *held_out, **files)
     assert code == 0
     for row in ("model", "posterior"):
-        assert f"{row}: intervals that should hold 50 / 95 %" in out
+        assert f"{row}: coverage of 50 / 95 % intervals" in out
     files = ["posterior.safetensors", "reliability.png", "result.json"]
     assert sorted(path.name for path in user.run.iterdir()) == files
     posterior, _ = loaded(user, name)
