@@ -263,9 +263,10 @@ def run(
     with tuned_convolutions():
         for name, case in chain(*(m(chosen.plan, device, seed, report) for m in makers)):
             measured[name] = compare(case, chosen, seed, report)
+    config = asdict(chosen) | {"seed": seed, "checkpoint": checkpoint and Path(checkpoint).name}
     result = write_result(
-        out, "weighting", preset=preset, config=asdict(chosen) | {"seed": seed, "checkpoint": checkpoint and Path(checkpoint).name},
-        measured=measured, environment=environment(device),
+        out, "weighting", preset=preset, config=config, measured=measured,
+        environment=environment(device),
     )  # fmt: skip
     for name, figure in plots.weighting_figures(result).items():
         write_figure(out, name, figure)

@@ -123,8 +123,6 @@ class TrajectoryPosterior(Posterior):
         """
         with understood(path):
             header, tensors = read_tensors(Path(path), TRAJECTORY)
-            if "tail" in header:  # of version 0.2
-                header |= {"residual": header["tail"], "likelihood": "classification"}
             if header["mean"] != fingerprint(model):
                 raise ValueError(f"{path} has another mean: its weights differ from this model's")
             given = {"network": network, "model": model if network is None else network}

@@ -257,7 +257,6 @@ class SWAG(Posterior):
             header, tensors = read_tensors(Path(path), GAUSSIAN)
             moments = WeightMoments(model, len(tensors["moments.deviations"]))
             _restore(moments, below("moments.", tensors), path)
-            header = {"likelihood": "classification", **header}  # of version 0.2
             settings = {name: header[name] for name in SETTINGS}
             found, each = cls(moments, None, **settings), range(len(list(model.buffers())))
             draws = range(found.draws)

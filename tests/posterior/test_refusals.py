@@ -116,7 +116,7 @@ def test_a_file_that_lacks_something_is_named(kind, tmp_path):
         write_tensors(path, KINDS[kind], less, tensors)
         try:
             kind.load(path, posterior.model)
-            kept += 1  # of version 0.2, whose files have no likelihood
+            kept += 1  # the likelihood of SWA, by default classification
         except ValueError as error:
             assert str(path) in str(error)  # noqa: PT017
     assert kept <= 1
