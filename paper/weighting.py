@@ -95,10 +95,6 @@ class Kept:
     def __init__(self, ggn: Tensor, share: float) -> None:
         self.ggn, self.share = ggn, share
 
-    def outputs(self, x: Any) -> Any:
-        """They are made beforehand."""
-        raise NotImplementedError
-
     def probabilities(self, outputs: Known) -> Tensor:
         """Class probabilities (n, c)."""
         return torch.cat([
