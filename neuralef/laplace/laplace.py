@@ -65,8 +65,8 @@ class LinearizedLaplace(Posterior):
     a `spectrum` solved before. The `residual` σ₀²(κ − Ψ̃Ψ̃ᵀ) is exact if True, from the Jacobian at
     every point, or "learned" from the activations. With exact functions of `weighting` "ggn", the
     eigenspace of ΣJᵀΛJ, kept and left-out directions have no cross terms: with the residual the
-    covariance is at least the exact one. In that of the NTK, ΣJᵀJ, it may be less, and networks are
-    better. `fit` chooses σ₀² and τ where they are None; `predictive`, one of
+    covariance is at least the exact one. In that of the NTK, ΣJᵀJ, it may be less, and so it may
+    with networks. `fit` chooses σ₀² and τ where they are None; `predictive`, one of
     `posterior.PREDICTIVES`, is how E softmax(f) is found; randomness is by the solver's seed.
 
     >>> model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3)).eval()
@@ -178,8 +178,8 @@ class LinearizedLaplace(Posterior):
         ggn = self.weighting == "ggn"
         if ggn and (self.solver is None or isinstance(self.solver, TrainedSolver)):
             warn_user(
-                "networks find the Gauss–Newton matrix's functions poorly, which are free where "
-                "the loss is flat: take weighting='ntk', or an exact solver such as Subspace"
+                "networks may find the Gauss–Newton matrix's functions poorly, and then nothing "
+                "bounds the covariance: take weighting='ntk', or an exact solver such as Subspace"
             )
         weights = fitting.hessian(self.likelihood, outputs, shape) if ggn else None
         given = self.solver, self.network, self.samples

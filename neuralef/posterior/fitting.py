@@ -139,7 +139,7 @@ def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
         return y
     classes = max(2, outputs.shape[1])
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    whole = y.ndim == 1 and not y.is_complex() and bool((y == y.long()).all())
+    whole = y.ndim == 1 and bool((y == y.long()).all())
     if not whole or int(y.min()) < 0 or int(y.max()) >= classes:
         came, advice = f"{y.dtype} of shape {tuple(y.shape)}", ""
         if y.ndim == 2 and y.shape == outputs.shape:
