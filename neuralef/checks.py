@@ -177,10 +177,10 @@ def tensors_alone(model: nn.Module) -> dict[str, Tensor]:
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
-    """The SHA-256 of tensors and their names."""
+    """The SHA-256 of tensors, their names, dtypes and shapes."""
     found = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        found.update(name.encode())
+        found.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
         numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         found.update(numbers.data)  # not copied, as bytes would be
     return found.hexdigest()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import fingerprint
+from neuralef.checks import check_positive, fingerprint
 from neuralef.jacobian.models import fold_batch_norm
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.ntk import NTK
@@ -18,12 +18,24 @@ from neuralef.points import move, twice
 from neuralef.posterior.distilled import LearnedResidual
 from neuralef.posterior.features import Features, outputs_of, unpack_features
 from neuralef.posterior.predictive import Hyperparameters
-from neuralef.serialization.files import below
+from neuralef.serialization.files import FileFormatError, below
+from neuralef.serialization.schema import ANY_SEED, COUNT, NUMBER, check_sound, check_tensors
 
 TENSORS = ("ggn", "basis", "noise_shape")
+HEADER: dict[str, Any] = {
+    "spectrum": dict, "model": str, "residual": bool, "exact": bool, "trained": [str],
+    "chosen": {"prior_variance": NUMBER, "temperature": NUMBER, "noise": (None, *NUMBER)},
+    "sampled": (None, {"samples": COUNT, "seed": ANY_SEED, "epsilon": NUMBER, "method": str}),
+    "settings": {
+        "likelihood": str, "weighting": str, "residual": (bool, str), "predictive": (None, str),
+        "prior_variance": (None, *NUMBER), "temperature": (None, *NUMBER),
+    },
+}  # fmt: skip
 SPECTRUM, RESIDUAL = "spectrum.", "residual."  # how their tensors' names begin
-# The model's outputs at the example point: the same weights may be those of another architecture.
-PROBE, TOLERANCE = "model_probe", 1e-2  # of the outputs' size: another device, another precision
+# At the example point: the model's outputs, since the same weights may be those of another
+# architecture, and the covariance, by which tensors are known that do not belong together.
+PROBE, COVARIANCE = "model_probe", "covariance_probe"
+TOLERANCE = 1e-2  # of their sizes: another device, another precision
 
 
 @dataclass(frozen=True)
@@ -76,9 +88,7 @@ def unpack(
     """What `pack` packed for this very model; another one is refused."""
     if header["model"] != fingerprint(model):
         raise ValueError(f"{path} is the posterior of another model: its weights differ")
-    missing = {*TENSORS, PROBE} - set(tensors)
-    if missing:
-        raise ValueError(f"{path} is damaged or too old: it lacks {', '.join(sorted(missing))}")
+    _check(header, tensors)
     with warnings.catch_warnings():  # which `fit` has given
         warnings.filterwarnings("ignore", "the batch norms of .* stay unfolded")
         folded, device = fold_batch_norm(model), next(model.parameters()).device
@@ -89,9 +99,8 @@ def unpack(
     if header["sampled"] is not None:
         given["feature_map"] = NTK(tangent, **header["sampled"])
     spectrum = unpack_features(path, header["spectrum"], below(SPECTRUM, tensors), model, given)
-    point, probe = move(spectrum.point, device), tensors[PROBE].to(device)
-    atol = TOLERANCE * float(probe.abs().max())
-    if not torch.allclose(outputs_of(model, point), probe, rtol=0, atol=atol):
+    point = move(spectrum.point, device)
+    if not _alike(outputs_of(model, point), tensors[PROBE]):
         raise ValueError(
             f"{path} is the posterior of another model: this one has its weights and gives other "
             "outputs"
@@ -102,9 +111,40 @@ def unpack(
         state = below(RESIDUAL, tensors)
         own = {name for name in residual.state_dict() if not name.startswith("activations")}
         if set(state) != own:
-            raise ValueError(f"{path} is damaged: it lacks some of its residual")
+            raise FileFormatError(f"{path} is damaged: it lacks some of its residual")
         residual.load_state_dict(state, strict=False)  # the model has no part in it
         features = Features(model, spectrum, residual)
     ggn, basis, shape = (tensors[name].to(device) for name in TENSORS)
+    for name, value in header["chosen"].items():
+        if value is not None:
+            check_positive(value, name)
     chosen = Hyperparameters(**header["chosen"])
     return Fitted(features, tangent, ggn, basis, shape, chosen)
+
+
+def check_covariance(found: Tensor, tensors: dict[str, Tensor]) -> None:
+    """Refuse tensors that do not give the covariance that was saved."""
+    if not _alike(found, tensors[COVARIANCE]):
+        raise FileFormatError("it is damaged: its tensors do not belong together")
+
+
+def _alike(found: Tensor, probe: Tensor) -> bool:
+    """Whether what is found at the example point is what was saved, but for rounding."""
+    atol = TOLERANCE * float(probe.abs().max())
+    return torch.allclose(found, probe.to(found), rtol=0, atol=atol)
+
+
+def _check(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Refuse what is beside the spectrum if it does not go together."""
+    k, shape = tensors.get("basis", torch.empty(0)).shape[-1:], "noise_shape"
+    outputs = tensors.get(shape, torch.empty(0)).shape[-1:]
+    names, more = (*TENSORS, PROBE, COVARIANCE), outputs if header["residual"] else ()
+    own = {name: tensors[name] for name in names if name in tensors}
+    sizes = {
+        "basis": (*k, *k), shape: outputs, "ggn": (sum((*k, *more)),), PROBE: (1, *outputs),
+        COVARIANCE: (1, *outputs, *outputs),
+    }  # fmt: skip
+    check_tensors(own, sizes)
+    check_sound(own)
+    if bool((own["ggn"] < 0).any()) or bool((own[shape] <= 0).any()):
+        raise FileFormatError("it is damaged: it holds negative variances")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_alike, check_choice, check_count, check_points, check_positive
 from neuralef.jacobian.models import check_model, fold_batch_norm
 from neuralef.jacobian.tangent import Tangent
-from neuralef.laplace.fitted import Fitted, pack, unpack
+from neuralef.laplace.fitted import COVARIANCE, HEADER, Fitted, check_covariance, pack, unpack
 from neuralef.points import Points, move
 from neuralef.posterior import fitting
 from neuralef.posterior.distilled import check_seen
@@ -44,13 +44,13 @@ from neuralef.posterior.predictive import (
 )  # fmt: skip
 from neuralef.progress import silence
 from neuralef.serialization.files import read_tensors, understood, write_tensors
+from neuralef.serialization.schema import check_header
 from neuralef.solvers import NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import Spectrum
 from neuralef.warnings import warn_user
 
 FORMAT = "posterior"
-SETTINGS = ("likelihood", "weighting", "residual", "predictive", "prior_variance", "temperature")
 SAMPLES = 4096  # features that networks are trained on
 NUMBERS_AT_ONCE = 2**26  # of Ψ̃
 WEIGHTINGS = ("ntk", "ggn")
@@ -277,7 +277,8 @@ class LinearizedLaplace(Posterior):
     def save(self, path: str | Path) -> None:
         """Write the posterior, but for the model, into one safetensors file."""
         header, tensors = pack(self._fitted)
-        header["settings"] = {name: getattr(self, name) for name in SETTINGS}
+        header["settings"] = {name: getattr(self, name) for name in HEADER["settings"]}
+        tensors[COVARIANCE] = self.predict(self.spectrum_.point).covariance
         write_tensors(Path(path), FORMAT, header, tensors)
 
     @classmethod
@@ -291,8 +292,10 @@ class LinearizedLaplace(Posterior):
         """
         with understood(path):
             header, tensors = read_tensors(Path(path), FORMAT)
+            check_header(header, HEADER)
             found = cls(model, **header["settings"])
             found.state_ = unpack(Path(path), header, tensors, model, network)
+            check_covariance(found.predict(found.spectrum_.point).covariance, tensors)
         return found
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, fingerprint
+from neuralef.checks import check_choice, check_positive, fingerprint
 from neuralef.jacobian.models import check_model
 from neuralef.points import Points
 from neuralef.posterior.features import outputs_of
@@ -22,9 +22,12 @@ from neuralef.posterior.fitting import (
 )
 from neuralef.posterior.predictive import Gaussian, Posterior, to_probabilities
 from neuralef.serialization.files import read_tensors, understood, write_tensors
+from neuralef.serialization.schema import NUMBER, check_header
 
 if TYPE_CHECKING:
     from typing import Self
+
+KINDS = {"model": str, "likelihood": str, "softmax_temperature": NUMBER}  # in a file's header
 
 
 class MAP(Posterior):
@@ -96,10 +99,12 @@ class MAP(Posterior):
         """Read a posterior of this very model."""
         with understood(path):
             header, _ = read_tensors(Path(path), cls.kind)
+            check_header(header, KINDS)
             if header["model"] != fingerprint(model):
                 raise ValueError(f"{path} is the posterior of another model: its weights differ")
             found = cls(model, header["likelihood"])
-            found.softmax_temperature_ = header["softmax_temperature"]
+            name = "softmax_temperature"
+            found.softmax_temperature_ = check_positive(header[name], name)
         return found
 
 

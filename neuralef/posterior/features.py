@@ -157,7 +157,7 @@ def unpack_features(
     given: dict[str, Any],
 ) -> Spectrum:  # fmt: skip
     """The spectrum that `Features.pack` packed for this very model."""
-    if header["head"]:
+    if header.get("head"):
         tensors = tensors | {f"{SEEN}{name}": value for name, value in model.state_dict().items()}
     return unpack(path, header, tensors, given, next(model.parameters()).device)
 

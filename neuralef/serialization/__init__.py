@@ -1,7 +1,7 @@
 """Files: safetensors with a JSON header, never pickle, and modules that are rebuilt from JSON."""
 
 from neuralef.checks import fingerprint
-from neuralef.serialization.files import read_tensors, write_tensors
+from neuralef.serialization.files import FileFormatError, read_tensors, write_tensors
 from neuralef.serialization.modules import rebuildable
 
-__all__ = ["fingerprint", "read_tensors", "rebuildable", "write_tensors"]
+__all__ = ["FileFormatError", "fingerprint", "read_tensors", "rebuildable", "write_tensors"]

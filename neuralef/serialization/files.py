@@ -1,47 +1,27 @@
-"""Our files: safetensors with a JSON header, written whole or not at all, never pickle."""
+"""Our files: safetensors with a JSON header and a checksum, whole or not at all, never pickle."""
 
+import hashlib
 import json
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from neuralef.checks import digest
+from neuralef.serialization.replace import check_writable, replace_file
+
 # What read_tensors refuses to read: files of another program, kind or version of this format.
-FORMAT, VERSION = "neuralef", 1
+FORMAT, VERSION = "neuralef", 2
+CHECKSUM = "sha256"  # of all the rest of a file
 
 
-def check_writable(folder: Path) -> None:
-    """Make the folder if need be, and refuse one that cannot be written before any work is done."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"cannot write into {folder}: {error.strerror or error}") from error
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it into place."""
-    if path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a folder")
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # safetensors lets nobody else read its files
-        write(temporary)
-        temporary.chmod(mode)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+class FileFormatError(ValueError):
+    """A file that is not what it should be: damaged, of another kind, or of another version."""
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -52,6 +32,20 @@ def write_json(path: Path, content: Any) -> None:
     replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path} is damaged: it is no JSON ({error})") from error
+
+
+def json_checksum(content: dict[str, Any]) -> str:
+    """The SHA-256 of JSON, however it is laid out, but for a checksum in it."""
+    rest = {key: value for key, value in content.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def write_tensors(
     path: Path, kind: str, header: dict[str, Any], tensors: dict[str, Tensor]
 ) -> None:
@@ -59,7 +53,15 @@ def write_tensors(
     check_writable(path.parent)
     own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     metadata = dict(format=FORMAT, version=str(VERSION), kind=kind, header=json.dumps(header))
-    replace_file(path, lambda temporary: save_file(own, temporary, metadata))
+    metadata[CHECKSUM] = _checksum(metadata, own)
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(own, temporary, metadata)
+        except SafetensorError as error:  # such as of a disk that is full
+            raise OSError(str(error)) from error
+
+    replace_file(path, write)
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -73,19 +75,28 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tenso
             # copies: the file may be written anew while they are in use
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise FileFormatError(f"{path} is damaged or no safetensors file: {error}") from error
+    if metadata.get(CHECKSUM) != _checksum(metadata, tensors):
+        raise FileFormatError(
+            f"{path} is damaged: its checksum is not that of its content; take a copy of it, or "
+            "make it again"
+        )
     try:
         return json.loads(metadata["header"]), tensors
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: its header is no JSON") from error
+    except (KeyError, ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path} is damaged: its header is no JSON") from error
+
+
+def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
+    return json_checksum({**metadata, "tensors": digest(tensors)})
 
 
 def _check_metadata(path: Path, kind: str, metadata: dict[str, str]) -> None:
     if metadata.get("format") != FORMAT or metadata.get("kind") != kind:
         found = metadata.get("kind") if metadata.get("format") == FORMAT else "of another program"
-        raise ValueError(f"{path} is not a neuralef {kind}, but {found}")
+        raise FileFormatError(f"{path} is not a neuralef {kind}, but {found}")
     if metadata.get("version") != str(VERSION):
-        raise ValueError(
+        raise FileFormatError(
             f"{path} has version {metadata.get('version')} of the format, this neuralef reads "
             f"{VERSION}: write it again"
         )
@@ -93,13 +104,19 @@ def _check_metadata(path: Path, kind: str, metadata: dict[str, str]) -> None:
 
 @contextmanager
 def understood(path: str | Path) -> Iterator[None]:
-    """What a header or its tensors lack, or have too much, is said of the file."""
+    """Whatever goes wrong as a file is made use of is said of the file."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(
-            f"{path} is damaged, or of another version of neuralef ({type(error).__name__}: "
-            f"{error}): make and save it again"
+    except FileFormatError as error:
+        raise error if str(path) in str(error) else FileFormatError(f"{path}: {error}") from error
+    except ValueError as error:  # of what was passed beside the file, mostly
+        raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
+    except OSError:
+        raise
+    except Exception as error:  # of code that took what the file, or the caller, gave it
+        raise FileFormatError(
+            f"{path} is of another version of neuralef, or what was passed does not fit it "
+            f"({type(error).__name__}: {error}): make and save it again"
         ) from error
 
 

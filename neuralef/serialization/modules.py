@@ -13,8 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from neuralef.points import PointDict
+from neuralef.serialization.files import FileFormatError
+from neuralef.serialization.schema import check_header, claims_within
 
 Class = TypeVar("Class", bound=type[nn.Module])
+# What stands for a module in a header, and for a tensor among its arguments.
+DESCRIPTIONS = ({"class": str, "arguments": dict}, {"passed": str})
+SHAPE = {"shape": [int], "dtype": str}
 _CLASSES: dict[str, type[nn.Module]] = {}
 _PASSED: dict[str, dict[str, str]] = {}
 _FALLBACK: dict[str, dict[str, str]] = {}
@@ -62,12 +67,21 @@ def describe(module: Any) -> dict[str, Any] | None:
     return {"class": name, "arguments": arguments}
 
 
-def rebuild(description: dict[str, Any], given: Mapping[str, Any]) -> Any:
-    """The module that was described, its tensors yet to be loaded, around what a user passes."""
+def rebuild(description: Any, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    """The module that was described, around what a user passes, and no larger than its tensors.
+
+    They are yet to be loaded.
+    """
+    with claims_within(description, tensors):
+        return _rebuilt(description, given)
+
+
+def _rebuilt(description: Any, given: Mapping[str, Any]) -> Any:
+    check_header(description, DESCRIPTIONS, "the description of a module")
     if "passed" in description:
         return _given(description["passed"], given)
     if description["class"] not in _CLASSES:
-        raise ValueError(f"this neuralef knows no class {description['class']!r}")
+        raise FileFormatError(f"this neuralef knows no class {description['class']!r}")
     cls = _CLASSES[description["class"]]
     if type(given.get("network")) is cls:  # a user may pass what is ours already
         return given["network"]
@@ -132,7 +146,8 @@ def _decode(value: Any, given: Mapping[str, Any]) -> Any:
         return value
     if "shape" in value:
         # Ones are valid for every tensor argument we have; the state dict brings the true values.
+        check_header(value, SHAPE, "the description of a tensor")
         return torch.ones(value["shape"], dtype=getattr(torch, value["dtype"]))
     if "tensors" in value:
         return PointDict({n: _decode(item, given) for n, item in value["tensors"].items()})
-    return rebuild(value, given)
+    return _rebuilt(value, given)

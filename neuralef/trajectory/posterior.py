@@ -24,11 +24,16 @@ from neuralef.posterior.predictive import (
     to_probabilities,
 )  # fmt: skip
 from neuralef.serialization.files import read_tensors, understood, write_tensors
+from neuralef.serialization.schema import ANY_SEED, COUNT, check_header
 from neuralef.sketching import even_normals
 from neuralef.spectrum import Spectrum
 
 TRAJECTORY = "trajectory"
 SETTINGS = ("draws", "seed", "residual", "likelihood")
+KINDS = {
+    "spectrum": dict, "mean": str, "draws": COUNT, "seed": ANY_SEED, "residual": bool,
+    "likelihood": str,
+}  # fmt: skip
 NUMBERS_AT_ONCE = 2**26  # of the samples at some points
 
 
@@ -123,6 +128,7 @@ class TrajectoryPosterior(Posterior):
         """
         with understood(path):
             header, tensors = read_tensors(Path(path), TRAJECTORY)
+            check_header(header, KINDS)
             if header["mean"] != fingerprint(model):
                 raise ValueError(f"{path} has another mean: its weights differ from this model's")
             given = {"network": network, "model": model if network is None else network}

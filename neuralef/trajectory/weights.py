@@ -22,9 +22,21 @@ from neuralef.posterior.features import outputs_of
 from neuralef.posterior.fitting import LIKELIHOODS, gathered
 from neuralef.posterior.predictive import Gaussian, Posterior, to_probabilities
 from neuralef.serialization.files import below, read_tensors, understood, write_tensors
+from neuralef.serialization.schema import (
+    ANY_SEED,
+    COUNT,
+    NUMBER,
+    check_header,
+    check_sound,
+    restore,
+)  # fmt: skip
 
 GAUSSIAN = "swag"
-SETTINGS = ("draws", "diagonal", "rank", "scale", "seed", "likelihood")  # of SWAG
+KINDS = {
+    "draws": COUNT, "diagonal": bool, "rank": bool, "scale": NUMBER, "seed": ANY_SEED,
+    "likelihood": str,
+}  # fmt: skip
+SETTINGS = tuple(KINDS)  # of SWAG
 
 
 class WeightMoments(nn.Module):
@@ -153,7 +165,9 @@ class SWA(MAP):
         model = copy.deepcopy(model)
         with understood(path):
             header, tensors = read_tensors(Path(path), cls.kind)
-            _restore(model, tensors, path)
+            check_header(header, {"likelihood": str})
+            check_sound(tensors)
+            restore(model, tensors)
             return cls(model.eval(), **header)
 
 
@@ -255,21 +269,15 @@ class SWAG(Posterior):
         """Read a posterior of models of the same architecture."""
         with understood(path):
             header, tensors = read_tensors(Path(path), GAUSSIAN)
+            check_header(header, KINDS)
+            check_sound(tensors)
             moments = WeightMoments(model, len(tensors["moments.deviations"]))
-            _restore(moments, below("moments.", tensors), path)
+            restore(moments, below("moments.", tensors))
             settings = {name: header[name] for name in SETTINGS}
             found, each = cls(moments, None, **settings), range(len(list(model.buffers())))
             draws = range(found.draws)
             found.buffers = [[tensors[f"buffers.{n}.{i}"] for i in each] for n in draws]
         return found
-
-
-def _restore(module: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
-    others = {n: v for n, v in module.state_dict().items() if not isinstance(v, Tensor)}
-    try:
-        module.load_state_dict(tensors | others)  # a model's own extra state is in no file of ours
-    except RuntimeError as error:
-        raise ValueError(f"{path} holds weights of another model: {error}") from error
 
 
 def _check_moments(moments: WeightMoments, least: int) -> None:
