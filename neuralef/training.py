@@ -10,10 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.serialization.files import below, check_writable, read_tensors, write_tensors
+from neuralef.serialization.files import (
+    FileFormatError,
+    below,
+    read_tensors,
+    understood,
+    write_tensors,
+)  # fmt: skip
+from neuralef.serialization.replace import check_writable
+from neuralef.serialization.schema import check_sound
+from neuralef.warnings import warn_user
 
 WARM_UP = 5  # steps before one is captured: libraries choose their algorithms in them
-CHECKPOINT_SECONDS = 30.0
+# A checkpoint is written after so many seconds, the first one earlier, and after such a share of
+# the run, unless that takes less than a second.
+CHECKPOINT_SECONDS, FIRST_SECONDS, CHECKPOINT_SHARE = 30.0, 4.0, 0.1
 
 
 class Replayed:
@@ -103,9 +114,15 @@ class Step:
         for name, value in tensors.items():
             number, key = name.split(".")
             like = parameters[int(number)].detach()
-            if value.shape == like.shape:  # in its order in memory, which fused optimisers ask for
+            # fused optimisers read what they are given without a look at its size
+            shape = () if key == "step" else like.shape
+            if value.shape != shape or not value.is_floating_point():
+                raise FileFormatError(f"the optimiser's {name} is {value.dtype} {value.shape}")
+            if key != "step":  # in its order in memory, which they ask for, too
                 value = torch.empty_like(like).copy_(value)
             state["state"].setdefault(int(number), {})[key] = value
+        if len({frozenset(kept) for kept in state["state"].values()}) > 1:
+            raise FileFormatError("the optimiser's state lacks some of its parts")
         self.optimizer.load_state_dict(state)
         if self.rate.is_cuda:  # loading has put a copy in its place
             self.optimizer.param_groups[0]["lr"] = self.rate
@@ -161,13 +178,17 @@ class Checkpoint:
         if path.is_dir():
             raise ValueError(f"the checkpoint {path} is a folder: name a file")
         check_writable(path.parent)
-        self.written = time.perf_counter()
+        self.times, self.share, self.saved, self.written = 0, 0.0, 0.0, time.perf_counter()
 
     def read(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """What the file holds, if it is there."""
         if not self.path.exists():
             return None
         header, tensors = read_tensors(self.path, self.kind)
+        with understood(self.path):
+            if not (isinstance(header, dict) and isinstance(header.get("run"), dict)):
+                raise FileFormatError("it is damaged: it does not say of which run it is")
+            check_sound(tensors)
         differing = [key for key in self.run if header["run"].get(key) != self.run[key]]
         if differing:
             raise ValueError(
@@ -176,14 +197,21 @@ class Checkpoint:
             )
         return header, tensors
 
-    def due(self) -> bool:
-        """Whether the last writing is long enough ago."""
-        return time.perf_counter() - self.written > CHECKPOINT_SECONDS
+    def due(self, share: float) -> bool:
+        """Whether enough was done since the last writing, when such a share of the run is done."""
+        self.share = share
+        waited = time.perf_counter() - self.written
+        enough = share - self.saved >= CHECKPOINT_SHARE and waited > 1
+        most = CHECKPOINT_SECONDS if self.times else min(FIRST_SECONDS, CHECKPOINT_SECONDS)
+        return enough or waited > most
 
     def write(self, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Write the file, whole or not at all."""
-        write_tensors(self.path, self.kind, {"run": self.run, **header}, tensors)
-        self.written = time.perf_counter()
+        """Write the file, whole or not at all; where that fails the run goes on all the same."""
+        try:
+            write_tensors(self.path, self.kind, {"run": self.run, **header}, tensors)
+        except (OSError, ValueError) as error:
+            warn_user(f"{error}; the run goes on, but could not be taken up from here")
+        self.times, self.saved, self.written = self.times + 1, self.share, time.perf_counter()
 
 
 def joined(parts: dict[str, Any]) -> dict[str, Tensor]:

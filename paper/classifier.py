@@ -95,7 +95,7 @@ def train_classifier(
             done = epoch + 1
             if done % max(1, epochs // 5) == 0:
                 report(f"classifier: epoch {done} of {epochs}, loss {float(loss):.3f}")
-            if file is not None and (file.due() or done == epochs):
+            if file is not None and (file.due(done / epochs) or done == epochs):
                 file.write({"epoch": done}, joined(kept))
     return model.eval()
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from neuralef.cli.shared import command, option
+from neuralef.cli.shared import Found, command, option
 from neuralef.gram import Gram
 from neuralef.kernels import RBF, Kernel, Polynomial
 from neuralef.report.record import timed
@@ -70,8 +70,10 @@ def compare(ours: Spectrum, truth: Spectrum, x: Tensor, weights: Tensor | None =
     return 1 - cosine_similarity(root * found, root * exact, dim=0).abs()
 
 
-def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) -> dict[str, Any]:
-    """Train on n points, compare with the exact solution and the truth, save the spectrum."""
+def solve_and_check(
+    problem: Problem, settings: Demo, device: str
+) -> tuple[dict[str, Any], Spectrum]:
+    """Train on n points, compare with the exact solution and the truth."""
     k, n, seed = settings.k, settings.n, settings.seed
     (nodes, weights), truth = problem.legendre(), problem.truth(k)
     x, gram = problem.sample(n, seed), problem.kernel.gram
@@ -80,7 +82,6 @@ def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) ->
     spectrum, seconds = solve_quietly(solver, gram(x.float().to(device)))
     fresh = gram(problem.sample(4 * n, seed + 1_000_000).float().to(device))
     certificate, spectrum = spectrum.certificate(fresh), spectrum.to("cpu")
-    spectrum.save(out / f"{problem.name}.safetensors")
     grid = torch.linspace(problem.low, problem.high, 201, dtype=torch.float64)[:, None]
     with torch.no_grad():
         reference = truth(grid)
@@ -101,7 +102,7 @@ def solve_and_check(problem: Problem, settings: Demo, out: Path, device: str) ->
         "explained_trace": spectrum.explained_trace.item(),
         "certificate": certificate.to_json(),
         "curves": {name: values.tolist() for name, values in curves.items()},
-    }  # fmt: skip
+    }, spectrum  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,10 @@ class Demo:
     seed: int = option("Seed of every random number.", 0)
 
 
-def run(settings: Demo, out: Path, device: str) -> dict[str, Any]:
+def run(settings: Demo, out: Path, device: str) -> Found:
     """What is measured for each kernel, whose spectra go into the folder `out`."""
-    return {p.name: solve_and_check(p, settings, out, device) for p in PROBLEMS}
+    found = {problem.name: solve_and_check(problem, settings, device) for problem in PROBLEMS}
+    return {name: m for name, (m, _) in found.items()}, {name: s for name, (_, s) in found.items()}
 
 
 demo = command("demo", Demo, run, out=Path("demo"))

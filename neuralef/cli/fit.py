@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -11,11 +11,22 @@ from torch import Tensor
 
 from neuralef.certificate import LEAST_POINTS, plain
 from neuralef.checks import check_choice, check_points
-from neuralef.cli.shared import Choices, Device, Json, argument, choose, command, finish, option
+from neuralef.cli.shared import (
+    CHECKPOINT,
+    Choices,
+    Device,
+    Found,
+    Json,
+    argument,
+    choose,
+    command,
+    finish,
+    option,
+)
 from neuralef.data.tables import check_suffix, read_table, write_table
 from neuralef.kernels import MLPGP, MLPNTK, RBF, Kernel, Linear, Matern, Periodic, Polynomial
 from neuralef.report.record import timed
-from neuralef.serialization.files import check_writable
+from neuralef.serialization.replace import check_writable
 from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN, Subspace
 from neuralef.solvers.trained import TrainedSolver
 from neuralef.spectrum import load
@@ -31,7 +42,6 @@ SOLVERS: Choices = {
 }  # fmt: skip
 OF_SOLVERS = ("steps", "batch_size", "landmarks", "features")
 REFERENCE_POINTS = 2000  # for the automatic lengthscale and the means of a centred kernel
-CHECKPOINT = "checkpoint.safetensors"
 CERTIFICATE_POINTS = 8192  # of the held-out points, at most
 
 
@@ -98,8 +108,8 @@ def read_points(path: str | Path, array: str | None, dtype: torch.dtype, device:
     return points.to(device)
 
 
-def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
-    """Solve, and write the spectrum into the folder `out`."""
+def run(settings: Fit, out: Path, device: str) -> Found:
+    """Solve; the spectrum goes into the folder `out`."""
     x = read_points(settings.data, settings.array, getattr(torch, settings.dtype), device)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(settings.seed))
     x = x[order.to(x.device)]
@@ -116,7 +126,6 @@ def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
     trains = isinstance(solver, TrainedSolver)
     training = {"checkpoint": out / CHECKPOINT} if trains else {}
     spectrum, seconds = timed(partial(solver.solve, gram, validation=validation, **training))
-    spectrum.save(out / "spectrum.safetensors")
     learned = {n.replace("log_", ""): v.exp().tolist() for n, v in kernel.named_parameters()}
     return {
         "eigenvalues": spectrum.eigenvalues.tolist(),
@@ -124,7 +133,7 @@ def run(settings: Fit, out: Path, device: str) -> dict[str, Any]:
         "explained_trace": spectrum.explained_trace.tolist(),
         "certificate": spectrum.validation and spectrum.validation.to_json(),
         "points": len(x), "seconds": seconds, "kernel": learned, "notes": notes,
-    }  # fmt: skip
+    }, {"spectrum": spectrum}  # fmt: skip
 
 
 fit = command("fit", Fit, run, checkpoint=CHECKPOINT)

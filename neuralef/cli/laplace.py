@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_points
-from neuralef.cli.shared import Choices, argument, choose, command, option
+from neuralef.cli.shared import CHECKPOINT, Choices, Found, argument, choose, command, option
 from neuralef.data.tables import read_table
 from neuralef.laplace import LinearizedLaplace
 from neuralef.laplace.laplace import SAMPLES
@@ -22,6 +22,7 @@ from neuralef.posterior.fitting import check_targets, residual_noise
 from neuralef.report.calibration import curves, interval_scores, scores
 from neuralef.report.record import timed
 from neuralef.solvers import Distill, NeuralEF, Subspace
+from neuralef.solvers.trained import TrainedSolver
 
 SOLVERS: Choices = {"neuralef": NeuralEF, "distill": Distill, "exact": Subspace}
 RESIDUALS: dict[str, bool | str] = {"none": False, "exact": True, "learned": "learned"}
@@ -31,7 +32,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Laplace:
-    """Turn a trained model into calibrated predictions: a posterior and how good it is."""
+    """Turn a trained model into calibrated predictions; repeated, an interrupted run goes on."""
 
     checkpoint: str = argument("State dict, .pt or .safetensors.")
     model: str = option("Function that builds the model, package.module:function.")
@@ -151,8 +152,8 @@ def judge(posterior: Any, test: Pair, ood: Tensor | None, noise: Tensor | None) 
     return scores(p, y, p_ood) | {"seconds": seconds, "curves": curves(p, y, p_ood)}
 
 
-def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
-    """Fit the posterior, save it in the folder `out`, and report how calibrated it is."""
+def run(settings: Laplace, out: Path, device: str) -> Found:
+    """Fit the posterior, which goes into the folder `out`, and see how calibrated it is."""
     s = settings
     kind, options = choose(s, "solver", SOLVERS, ("steps",))
     solver = kind(s.k, seed=s.seed, **options)
@@ -172,8 +173,8 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
         prior_variance=s.prior_variance, predictive=s.predictive,
         samples=SAMPLES if s.samples is None else s.samples,
     )  # fmt: skip
-    _, seconds = timed(lambda: posterior.fit([train], tune=tune and [tune]))
-    posterior.save(out / "posterior.safetensors")
+    kept = out / CHECKPOINT if isinstance(solver, TrainedSolver) else None
+    _, seconds = timed(lambda: posterior.fit([train], tune=tune and [tune], checkpoint=kept))
     plain = MAP(model)
     noises: tuple[Tensor | None, Tensor | None] = (None, None)
     if regression:
@@ -187,7 +188,7 @@ def run(settings: Laplace, out: Path, device: str) -> dict[str, Any]:
         "noise": posterior.noise_, "noise_shape": posterior.noise_shape_.tolist(),
         "model": judge(plain, test, ood, noises[0]),
         "posterior": judge(posterior, test, ood, noises[1]),
-    }  # fmt: skip
+    }, {"posterior": posterior}  # fmt: skip
 
 
-laplace = command("posterior", Laplace, run)
+laplace = command("posterior", Laplace, run, checkpoint=CHECKPOINT)

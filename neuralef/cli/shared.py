@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,12 +17,18 @@ import typer
 from rich.console import Console
 
 from neuralef.checks import check_choice
+from neuralef.posterior import Posterior
 from neuralef.progress import silence
 from neuralef.report.figures import FIGURES
-from neuralef.report.record import read_result, write_figure, write_result
+from neuralef.report.record import RESULT, keep_result, read_result, result_of, write_figure
 from neuralef.report.tables import TABLES, Lines, lines_of
-from neuralef.serialization.files import check_writable
+from neuralef.serialization.files import FileFormatError
+from neuralef.serialization.replace import check_writable
+from neuralef.spectrum import Spectrum
 
+Found = tuple[dict[str, Any], Mapping[str, Spectrum | Posterior]]  # what was measured, and made
+AFRESH = "start again"
+CHECKPOINT = "checkpoint.safetensors"
 Choices = Mapping[str, Callable[..., Any]]
 
 
@@ -66,25 +73,31 @@ def choose(
 
 
 def command(
-    experiment: str, settings: Any, run: Callable[[Any, Path, str], dict[str, Any]],
+    experiment: str, settings: Any, run: Callable[[Any, Path, str], Found],
     out: Any = Parameter.empty, checkpoint: str = "",
 ) -> Callable[..., None]:  # fmt: skip
     """The command whose options are the fields of a dataclass, with its docstring for help.
 
-    What run(settings, out, device) measures is written, drawn and printed. A file `checkpoint` in
-    the folder `out`, from which an interrupted run goes on, is then removed.
+    What run(settings, out, device) measures is written, drawn and printed, and what it found beside
+    that is saved by name. A file `checkpoint` in the folder `out`, from which an interrupted run
+    goes on, is then removed.
     """
     again = "go on from the last checkpoint" if checkpoint else "start again"
 
     def called(out: Path, device: str, overwrite: bool, show_json: bool, **given: Any) -> None:
-        with opened_run(out, experiment, overwrite, again):
+        kept = out / checkpoint if checkpoint else None
+        with opened_run(out, experiment, overwrite, again, kept):
             chosen = settings(**given)
-            measured, config = run(chosen, out, device), dataclasses.asdict(chosen)
-            result = write_result(out, experiment, config=config, measured=measured, device=device)
-            for name, figure in FIGURES[experiment](result).items():
-                write_figure(out, name, figure)
-            if checkpoint:
-                (out / checkpoint).unlink(missing_ok=True)
+            measured, found = run(chosen, out, device)
+            config = dataclasses.asdict(chosen)
+            result = result_of(experiment, config=config, measured=measured, device=device)
+            try:
+                _write(out, result, found)
+            except OSError:  # such as of a full disk: what was measured is shown all the same
+                finish(result, show_json, TABLES[experiment](result))
+                raise
+            if kept is not None:
+                kept.unlink(missing_ok=True)
         files = ", ".join(sorted(path.name for path in out.iterdir()))
         finish(result, show_json, [*TABLES[experiment](result), f"written to {out}: {files}"])
 
@@ -101,6 +114,15 @@ def command(
     return called
 
 
+def _write(out: Path, result: dict[str, Any], found: Mapping[str, Spectrum | Posterior]) -> None:
+    """Save what was found, then the result with its figures."""
+    for name, thing in found.items():
+        thing.save(out / f"{name}.safetensors")
+    keep_result(out, result)
+    for name, figure in FIGURES[result["experiment"]](result).items():
+        write_figure(out, name, figure)
+
+
 def show_command(tables: Mapping[str, Lines] = TABLES) -> Callable[..., None]:
     """The command that prints a result once more, by the tables of each kind of run."""
 
@@ -110,19 +132,26 @@ def show_command(tables: Mapping[str, Lines] = TABLES) -> Callable[..., None]:
     ) -> None:
         """Print the result of a run."""
         result = read_result(run)
-        finish(result, show_json, lines_of(result, tables))
+        try:
+            lines = list(lines_of(result, tables))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise FileFormatError(
+                f"{run / RESULT} is damaged or of another version ({type(error).__name__}: {error})"
+            ) from error
+        finish(result, show_json, lines)
 
     return show
 
 
 @contextmanager
 def opened_run(
-    folder: Path, experiment: str, overwrite: bool, again: str = "start again"
-) -> Iterator[None]:
+    folder: Path, experiment: str, overwrite: bool, again: str = AFRESH,
+    checkpoint: Path | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Refuse a folder that holds a result or cannot be written, before any work.
 
     If the work is refused, folders made for it are gone afterwards; who interrupts it is told what
-    repeating the command does.
+    repeating the command does: `again`, if a `checkpoint` is there or none is needed.
     """
     if not overwrite and (folder / "result.json").exists():
         own = experiment == "demo" and read_result(folder)["experiment"] == experiment
@@ -134,9 +163,11 @@ def opened_run(
     try:
         check_writable(folder)
         yield
-    except KeyboardInterrupt:
-        print(f"interrupted; repeat the command to {again}", file=sys.stderr)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        again = again if checkpoint is None or checkpoint.exists() else AFRESH
+        how, code = ("ended", 143) if isinstance(error, Terminated) else ("interrupted", 130)
+        print(f"{how}; repeat the command to {again}", file=sys.stderr)
+        raise typer.Exit(code) from None
     finally:
         with suppress(OSError):  # the first that holds something stays, and all above it
             for path in new:
@@ -153,11 +184,20 @@ def finish(result: dict[str, Any], show_json: bool, lines: Iterable[Any]) -> Non
         console.print(line, highlight=False)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, by which systems end what they run."""
+
+
+def _terminated(*_: object) -> None:
+    raise Terminated
+
+
 def ended(app: typer.Typer) -> None:
     """Run an app: what users get wrong ends in one line, not in a traceback.
 
     NEURALEF_TRACEBACK=1 shows the traceback all the same.
     """
+    signal.signal(signal.SIGTERM, _terminated)
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         with silence("--json" in sys.argv):

@@ -32,13 +32,13 @@ from neuralef.posterior.features import (
 )
 from neuralef.posterior.predictive import (
     DRAWS,
-    METHODS,
     Gaussian,
     Hyperparameters,
     Outputs,
     Posterior,
     WeightPosterior,
     by_held_out,
+    check_predictive,
     normals,
     predictive_for,
 )  # fmt: skip
@@ -89,7 +89,7 @@ class LinearizedLaplace(Posterior):
         check_choice(likelihood, "likelihood", fitting.LIKELIHOODS)
         check_choice(weighting, "weighting", WEIGHTINGS)
         check_model(model)
-        _check_predictive(likelihood, predictive)
+        check_predictive(likelihood, predictive)
         if solver is not None and not isinstance(solver, Solver):
             advice = "; pass it as spectrum=" if isinstance(solver, Spectrum) else ""
             raise TypeError(f"solver must be a Solver, got {type(solver).__name__}{advice}")
@@ -115,12 +115,15 @@ class LinearizedLaplace(Posterior):
         )
         self.samples = check_count(samples, "samples")
 
-    def fit(self, data: Any, y: Any = None, *, tune: Any = None) -> LinearizedLaplace:
+    def fit(
+        self, data: Any, y: Any = None, *, tune: Any = None, checkpoint: str | Path | None = None
+    ) -> LinearizedLaplace:
         """Find the eigenfunctions and the posterior of their weights on points x with targets y.
 
         Or on a loader of batches (x, y). What is left open of σ₀² and τ is chosen by `tune`, on
         the held-out set of that name; or, without one, σ₀² by the marginal likelihood of the
-        training set, with τ = 1. The noise of a regression is chosen with them.
+        training set, with τ = 1. The noise of a regression is chosen with them. Where networks are
+        trained the file `checkpoint` is written now and then, and taken up if it is there.
         """
         if torch.is_inference_mode_enabled():
             raise RuntimeError("fit differentiates the model: call it out of torch.inference_mode")
@@ -141,7 +144,7 @@ class LinearizedLaplace(Posterior):
             noise, shape = fitting.residual_noise(y, outputs)
         product = partial(fitting.hessian_product, self.likelihood, noise_shape=shape)
         with torch.enable_grad(), silence(self._quiet):
-            features = self._features(tangent, x, outputs, shape)
+            features = self._features(tangent, x, outputs, shape, checkpoint)
             ggn, basis, kept = features.gauss_newton(x, outputs, product)
             if self.residual == "learned":  # of whose functions the data say nothing
                 features = features.with_residual(x, tangent, kept)
@@ -171,7 +174,10 @@ class LinearizedLaplace(Posterior):
         if self.residual == "learned":
             check_seen(self.model, x[:2])
 
-    def _features(self, tangent: Tangent, x: Points, outputs: Tensor, shape: Tensor) -> Features:
+    def _features(
+        self, tangent: Tangent, x: Points, outputs: Tensor, shape: Tensor,
+        checkpoint: str | Path | None,
+    ) -> Features:  # fmt: skip
         if self.spectrum is not None:
             self.spectrum.warn_if_stale()
             return Features(self.model, self.spectrum)
@@ -182,7 +188,7 @@ class LinearizedLaplace(Posterior):
                 "bounds the covariance: take weighting='ntk', or an exact solver such as Subspace"
             )
         weights = fitting.hessian(self.likelihood, outputs, shape) if ggn else None
-        given = self.solver, self.network, self.samples
+        given = self.solver, self.network, self.samples, checkpoint
         return solved(self.model, tangent, x, weights, *given)
 
     def tune(self, held_out: Any, y: Any = None) -> LinearizedLaplace:
@@ -253,7 +259,7 @@ class LinearizedLaplace(Posterior):
     ) -> Tensor:
         """`predict_proba`, for points whose outputs are at hand."""
         method = self.predictive_ if method is None else method
-        _check_predictive(self.likelihood, method)
+        check_predictive(self.likelihood, method)
         if draws is not None and method != "mc":
             raise ValueError(f"the method {method!r} takes no draws, 'mc' does")
         draws = DRAWS if draws is None else check_count(draws, "draws")
@@ -339,13 +345,3 @@ class LinearizedLaplace(Posterior):
     temperature_: Any = property(attrgetter("_fitted.chosen.temperature"), doc="τ.")
     noise_: Any = property(attrgetter("_fitted.chosen.noise"), doc="σ² of a regression, the mean.")
     noise_shape_: Any = property(attrgetter("_fitted.noise_shape"), doc="(c,), over that mean.")
-
-
-def _check_predictive(likelihood: str, predictive: str | None) -> None:
-    if predictive is None:
-        return
-    if likelihood == "regression":
-        raise ValueError("a regression has no softmax: leave predictive out")
-    check_choice(predictive, "predictive", METHODS)
-    if likelihood == "multilabel" and predictive not in ("probit", "mc"):
-        raise ValueError(f"likelihood='multilabel' takes 'probit' or 'mc', not {predictive!r}")

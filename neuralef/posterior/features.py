@@ -194,6 +194,7 @@ def residual_blocks(tangent: Tangent, x: Points, features: Tensor) -> Tensor:
 def solved(
     model: nn.Module, tangent: Tangent, x: Points, weights: Tensor | None,
     solver: Solver | None, network: nn.Module | None, samples: int,
+    checkpoint: str | Path | None = None,
 ) -> Features:  # fmt: skip
     """The tangent kernel's eigenfunctions on the points x, under a measure of `weights` if any."""
     outputs = tangent.outputs(x)
@@ -213,7 +214,7 @@ def solved(
     diagonal = gram.diagonal() if isinstance(gram, FeatureGram) else None
     gram = gram if weights is None else gram.weighted(weights)
     # a copy, since functions that an earlier fit found must not change under it
-    spectrum = solver.solve(gram, copy.deepcopy(network))
+    spectrum = solver.solve(gram, copy.deepcopy(network), checkpoint=checkpoint)
     return Features(model, spectrum, diagonal=diagonal)
 
 

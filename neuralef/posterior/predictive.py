@@ -272,6 +272,17 @@ def predictive_for(likelihood: str, classes: int) -> str:
     return "pairwise" if classes <= FEW_CLASSES else "mc"
 
 
+def check_predictive(likelihood: str, predictive: str | None) -> None:
+    """Refuse a method that a likelihood does not take."""
+    if predictive is None:
+        return
+    if likelihood == "regression":
+        raise ValueError("a regression has no softmax: leave predictive out")
+    check_choice(predictive, "predictive", METHODS)
+    if likelihood == "multilabel" and predictive not in ("probit", "mc"):
+        raise ValueError(f"likelihood='multilabel' takes 'probit' or 'mc', not {predictive!r}")
+
+
 def to_probabilities(logits: Tensor, multilabel: bool = False) -> Tensor:
     """Softmax of c logits, (1 − σ, σ) of one, or σ of each label."""
     if multilabel:

@@ -4,7 +4,8 @@ from neuralef.report.calibration import BINS, curves, interval_scores, scores
 from neuralef.report.figures import OOD, TEST, coverage, entropies, ladder, panel, reliability
 from neuralef.report.record import KEYS, environment, read_result, timed, write_figure, write_result
 from neuralef.report.tables import lines_of, make_table, number
-from neuralef.serialization.files import check_writable, write_json
+from neuralef.serialization.files import write_json
+from neuralef.serialization.replace import check_writable
 
 __all__ = [
     "BINS", "KEYS", "OOD", "TEST", "check_writable", "coverage", "curves", "entropies",

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,18 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from neuralef.serialization.files import write_json
+from neuralef.serialization.files import (
+    CHECKSUM,
+    FileFormatError,
+    json_checksum,
+    read_json,
+    write_json,
+)  # fmt: skip
+from neuralef.serialization.replace import replace_file
 
 KEYS = {"experiment", "preset", "config", "environment", "paper", "measured"}
+RESULT = "result.json"
+DIGITS = 64  # of a checksum
 PACKAGES = ("numpy", "scipy", "scikit-learn", "laplace-torch")  # if installed
 
 
@@ -35,36 +45,50 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_result(
-    folder: Path, experiment: str, *, config: dict[str, Any], measured: dict[str, Any],
+def result_of(
+    experiment: str, *, config: dict[str, Any], measured: dict[str, Any],
     device: str | torch.device = "cpu", **others: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write folder/result.json and return its content; `others` are parts that a study adds."""
-    result = dict(
+    """The content of a result.json; `others` are parts that a study adds."""
+    return dict(
         experiment=experiment, preset=None, config=config, environment=environment(device),
         paper={}, measured=measured,
     ) | others  # fmt: skip
-    write_json(folder / "result.json", result)
+
+
+def keep_result(folder: Path, result: dict[str, Any]) -> None:
+    """Write folder/result.json, with a checksum."""
+    kept = json.loads(json.dumps(result))  # whose keys are strings
+    write_json(folder / RESULT, kept | {CHECKSUM: json_checksum(kept)})
+
+
+def write_result(folder: Path, experiment: str, **parts: Any) -> dict[str, Any]:
+    """Write the result of `result_of` into a folder and return it."""
+    result = result_of(experiment, **parts)
+    keep_result(folder, result)
     return result
 
 
 def read_result(folder: Path) -> dict[str, Any]:
     """The content of folder/result.json."""
-    path = folder / "result.json"
+    path = folder / RESULT
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no result.json: is it the folder of a run?")
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if missing := KEYS - set(result):
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged or of another program: {error}") from error
+        raise FileNotFoundError(f"{folder} holds no {RESULT}: is it the folder of a run?")
+    result = read_json(path)
+    lacks = ", ".join(sorted(KEYS - set(result))) if isinstance(result, dict) else "all its parts"
+    if lacks:
+        raise FileFormatError(f"{path} is damaged or of another program: it lacks {lacks}")
+    checksum = result.pop(CHECKSUM, None)
+    # files of version 0.2 have none, but then no other part looks like one
+    none = checksum is None and all(len(str(part)) != DIGITS for part in result.values())
+    if not (none or checksum == json_checksum(result)):
+        raise FileFormatError(f"{path} is damaged: its checksum is not that of its content")
     return result
 
 
 def write_figure(folder: Path, name: str, figure: Figure) -> None:
     """Write a figure as PNG."""
-    figure.savefig(folder / f"{name}.png", dpi=150)
+    replace_file(folder / f"{name}.png", partial(figure.savefig, dpi=150, format="png"))
 
 
 def timed(work: Callable[..., Any], *args: Any) -> tuple[Any, float]:

@@ -1,11 +1,11 @@
 """Files that are written whole or not at all, whatever ends the writing."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
 
 try:
     import fcntl
@@ -52,13 +52,13 @@ def _own_folder(path: Path) -> Iterator[Path]:
         for left in path.parent.glob(f".{path.name}.*.tmp"):
             with _locked(left, wait=False) as abandoned:
                 if abandoned:
-                    shutil.rmtree(left, ignore_errors=True)
+                    rmtree(left, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
         lock = _lock(folder, wait=False)
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        rmtree(folder, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 

@@ -13,12 +13,15 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive, digest
 from neuralef.gram import FeatureGram, Gram
+from neuralef.interrupts import held
 from neuralef.linalg import VANISHING
 from neuralef.modules import L2BatchNorm, Normalized
 from neuralef.networks import default_network, past_the_model
 from neuralef.points import evaluate, flat, tensors_of
 from neuralef.progress import Display, silence
+from neuralef.serialization.files import understood
 from neuralef.serialization.modules import describe, passed
+from neuralef.serialization.schema import NUMBER, check_header, check_tensors
 from neuralef.solvers import base
 from neuralef.spectrum import Spectrum
 from neuralef.training import Batches, Checkpoint, Step, autocast, joined, one_cycle, parted
@@ -28,7 +31,10 @@ PUBLISHED: dict[str, Any] = dict(
     learning_rate=1e-3, schedule="constant", bandwidth=1.0, oversample=0, refine=False
 )
 RECORDS = 100  # of the history, over a whole run
-RESUMED = ("history", "done", "seconds", "best", "best_step")
+RESUMED = {
+    "history": [dict], "done": range(2**63), "seconds": NUMBER, "best": NUMBER,
+    "best_step": range(2**63),
+}  # fmt: skip
 # A callback sees one record of the history at a time and may return True to stop training.
 Callback = Callable[[dict[str, Any]], bool | None]
 Found = tuple[Tensor, Tensor, Tensor]  # eigenvalues (g, k), rotation (g, functions, k), residuals
@@ -194,7 +200,8 @@ class _Run:
         every = max(1, min(solver.steps // RECORDS, patience))
         self.network.train()
         start = time.perf_counter() - self.seconds
-        with Display("training", "steps", solver.steps, self.done, solver.progress) as display:
+        shown = Display("training", "steps", solver.steps, self.done, solver.progress)
+        with held(saving is not None) as interrupted, shown as display:
             while self.done < solver.steps and self.done - self.best_step < patience:
                 self.step(batches[self.done], solver.rate(self.done))
                 self.done += 1
@@ -205,10 +212,12 @@ class _Run:
                     display.advance(self.done, f"μ {values[0]:.4g} … {values[-1]:.2g}")
                     if callback is not None and callback(record):
                         break
-                if saving is not None and saving.due():
+                if interrupted():
+                    break
+                if saving is not None and saving.due(self.done / solver.steps):
                     self._write(saving)
-        if saving is not None:
-            self._write(saving)
+            if saving is not None:
+                self._write(saving)
         self.network.eval()
 
     def _record(self) -> dict[str, Any]:
@@ -236,13 +245,18 @@ class _Run:
         found = file.read()
         if found is not None:
             header, tensors = found
-            parted(self.parts, tensors)
+            with understood(path):
+                check_header(header, RESUMED | {"run": dict})
+                check_tensors(tensors, {"averages": tuple(self.averages.shape)})
+                parted(self.parts, tensors)
             self.averages.copy_(tensors["averages"])
             for name in RESUMED:
                 setattr(self, name, header[name])
         return file
 
     def _write(self, file: Checkpoint) -> None:
+        if not bool(self.averages.isfinite().all()):
+            return  # the next record says that training diverged, and the last file is better
         header = {name: getattr(self, name) for name in RESUMED}
         file.write(header, joined(self.parts) | {"averages": self.averages})
 
@@ -268,10 +282,10 @@ def prepare(network: nn.Module, gram: Gram, k: int, normalized: bool) -> tuple[n
     """The network, normalised or not, tried on two points, and how many functions it has."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be a torch module, got {type(network).__name__}")
-    for held in (*network.parameters(), *network.buffers()):
-        if held.is_floating_point() and (held.dtype, held.device) != (gram.dtype, gram.device):
+    for own in (*network.parameters(), *network.buffers()):
+        if own.is_floating_point() and (own.dtype, own.device) != (gram.dtype, gram.device):
             raise ValueError(
-                f"the network holds {held.dtype} on {held.device}, the Gram {gram.dtype} on "
+                f"the network holds {own.dtype} on {own.device}, the Gram {gram.dtype} on "
                 f"{gram.device}; move one with .to(…)"
             )
     if not any(parameter.requires_grad for parameter in network.parameters()):

@@ -5,6 +5,7 @@ import json
 import torch
 
 import neuralef as nef
+from neuralef.report.record import read_result
 
 
 def test_demo_keeps_its_promises(neuralef, tmp_path):
@@ -12,7 +13,7 @@ def test_demo_keeps_its_promises(neuralef, tmp_path):
     code, out, _ = neuralef("demo", "--json")
     assert code == 0
     result = json.loads(out)
-    assert result == json.loads((tmp_path / "demo/result.json").read_text())
+    assert result == read_result(tmp_path / "demo")
     rbf, polynomial = result["measured"]["rbf"], result["measured"]["polynomial"]
     assert max(rbf["errors"]["ours"]) <= 2e-2
     assert max(rbf["errors"]["ours"][:5]) <= 1e-3

@@ -13,6 +13,7 @@ from users import COMMON, FACTORY, MODULE, loaded, measured, read, rows
 from neuralef.laplace import LinearizedLaplace
 from neuralef.metrics import accuracy, auroc, entropy, nll
 from neuralef.report import KEYS
+from neuralef.report.record import read_result
 from neuralef.solvers import NeuralEF
 
 # What comes out
@@ -53,7 +54,7 @@ def test_a_posterior_comes_out_that_predicts_what_was_reported(user, words):
 
 def test_every_number_of_a_classification(user):
     assert user.call("mlp", "--tune", "tune.npz", "--ood", "ood.npz")[0] == 0
-    result = json.loads((user.run / "result.json").read_text())
+    result = read_result(user.run)
     assert set(result) == KEYS
     assert result["experiment"] == "posterior"
     assert result["config"] == {
@@ -263,7 +264,7 @@ def test_json_is_one_document_and_nothing_else(user):
     assert code == 0
     assert all(line.startswith("warning: ") for line in errors.splitlines())
     result = json.loads(out)
-    assert result == json.loads((user.run / "result.json").read_text())
+    assert result == read_result(user.run)
     assert out.count("\n") == 1
 
 
