@@ -115,12 +115,12 @@ def command(
 
 
 def _write(out: Path, result: dict[str, Any], found: Mapping[str, Spectrum | Posterior]) -> None:
-    """Save what was found, then the result with its figures."""
+    """Save what was found, draw it, and write the result last: where it is, all the rest is."""
     for name, thing in found.items():
         thing.save(out / f"{name}.safetensors")
-    keep_result(out, result)
     for name, figure in FIGURES[result["experiment"]](result).items():
         write_figure(out, name, figure)
+    keep_result(out, result)
 
 
 def show_command(tables: Mapping[str, Lines] = TABLES) -> Callable[..., None]:

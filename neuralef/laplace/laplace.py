@@ -132,6 +132,9 @@ class LinearizedLaplace(Posterior):
                 "the evidence chooses the prior variance as if there were no residual, and then "
                 "often one far too large: tune it on held-out points, or give the prior variance"
             )
+        exact = self.solver is not None and not isinstance(self.solver, TrainedSolver)
+        if checkpoint is not None and (exact or self.spectrum is not None):
+            raise ValueError("nothing is trained here, so there is nothing to go on from")
         tangent = Tangent(fold_batch_norm(self.model))
         held_out = None if tune is None else fitting.collect(tune, tangent.device, "tune")
         x, y = fitting.collect(data, tangent.device, y=y)

@@ -59,7 +59,7 @@ def write_tensors(
         try:
             save_file(own, temporary, metadata)
         except SafetensorError as error:  # such as of a disk that is full
-            raise OSError(str(error)) from error
+            raise OSError(str(error).rpartition("I/O error: ")[2]) from error
 
     replace_file(path, write)
 

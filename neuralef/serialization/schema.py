@@ -7,17 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neuralef.serialization.files import FileFormatError
 
 NUMBER, COUNT, ANY_SEED = (int, float), range(1, 2**20), range(2**63)
 SMALL = 2**20  # numbers of one tensor that no file need hold
-FEW = 8  # tensors, likewise
+MAKINGS = 100  # of tensors by their sizes, for each that a file holds
 SEED = "seed"  # the one whole number in a description that is no size
 
 
@@ -110,8 +106,8 @@ def restore(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 def claims_within(description: Any, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """What is built from a description can be no larger than the tensors that it is filled with.
 
-    A few bytes may claim terabytes: sizes are compared before anything of them is allocated, and
-    the parts of a module are counted as they come.
+    A few bytes may claim terabytes, or a million layers: sizes are compared before anything of
+    them is allocated, and tensors are counted as they are made.
     """
     numbers = max(SMALL, sum(value.numel() for value in tensors.values()))
     if (claimed := _largest_claim(description)) > numbers:
@@ -119,24 +115,8 @@ def claims_within(description: Any, tensors: Mapping[str, Tensor]) -> Iterator[N
             f"it is damaged: its header claims a size of {claimed:,}, the file holds {numbers:,} "
             "numbers"
         )
-    left = 2 * len(tensors) + FEW  # some buffers are in no file
-
-    def count(module: nn.Module, name: str, value: Any) -> None:
-        nonlocal left
-        left -= isinstance(value, Tensor)
-        if left < 0:
-            raise FileFormatError("it is damaged: its header claims more tensors than it holds")
-
-    hooks = [
-        register_module_parameter_registration_hook(count),
-        register_module_buffer_registration_hook(count),
-    ]
-    try:
-        with _Bounded(numbers):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with _Bounded(numbers, MAKINGS * (len(tensors) + 1)):
+        yield
 
 
 def _largest_claim(description: Any) -> float:
@@ -152,19 +132,18 @@ def _largest_claim(description: Any) -> float:
 
 
 class _Bounded(TorchDispatchMode):
-    """No tensor of more than so many numbers is made by its sizes alone."""
+    """At most so many tensors are made by their sizes alone, of so many numbers each."""
 
-    def __init__(self, numbers: int) -> None:
+    def __init__(self, numbers: int, tensors: int) -> None:
         super().__init__()
-        self.numbers = numbers
+        self.numbers, self.left = numbers, tensors
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        sizes = args[0] if args and isinstance(args[0], (list, torch.Size)) else []
-        if all(isinstance(size, int) for size in sizes) and math.prod(sizes) > self.numbers:
-            raise FileFormatError(
-                f"it is damaged: its header claims {math.prod(sizes):,} numbers, the file holds "
-                f"{self.numbers:,}"
-            )
+        sizes = args[0] if args and isinstance(args[0], (list, torch.Size)) else None
+        if sizes is not None and all(isinstance(size, int) for size in sizes):
+            self.left -= 1
+            if math.prod(sizes) > self.numbers or self.left < 0:
+                raise FileFormatError("it is damaged: its header claims more than the file holds")
         return func(*args, **(kwargs or {}))
