@@ -1,4 +1,4 @@
-"""When a run is saved: soon after its start, then now and then, by what is done and by the clock."""
+"""When a run is saved: soon after its start, then by what is done and by the clock."""
 
 import pytest
 
