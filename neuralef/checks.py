@@ -17,6 +17,10 @@ from neuralef.points import PointDict, Points, tensors_of
 
 FLOATS, TOKENS = (torch.float32, torch.float64), (torch.int32, torch.int64)
 
+# Of the traces of weights: the width of a row, the numbers of a tensor that is one of many, and
+# what leaves float64 too few digits.
+WIDTH, SMALL, HUGE = 1024, 2**16, 1e12
+
 # What a container may use, in the two versions of Linux's control groups.
 CONTAINER_LIMITS = [
     Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory/memory.limit_in_bytes")
@@ -186,9 +190,48 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def versions(network: nn.Module) -> list[tuple[int, int]]:
-    """What changes when weights are replaced, or changed in place."""
-    return [
-        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        for tensor in (*network.parameters(), *network.buffers())
-    ]
+def traces(*modules: nn.Module) -> list[Any]:
+    """What changes with parameters and buffers, through `.data` too: they are read once.
+
+    Where and in which version each tensor is; and uᵀTv of large ones, and of all small ones side by
+    side, with fixed weights u and v of their places. Equal traces mean equal tensors, but for
+    rounding; other ones may, and then the fingerprint decides.
+    """
+    every = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    places = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in every]
+    parts: list[Tensor] = []
+    small: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for flat in map(_in_memory_order, every):
+        kind = flat.device, flat.dtype
+        (parts if len(flat) > SMALL else small.setdefault(kind, [])).append(flat)
+    parts += map(torch.cat, small.values())  # an operation on each would cost more than reading
+    if not parts:
+        return places
+    numbers = torch.stack([_projection(part).to(parts[0].device) for part in parts]).tolist()
+    # NaN, infinities and huge masks would hide what is beside them
+    told = [x if abs(x) < HUGE else digest({"": y}) for x, y in zip(numbers, parts, strict=True)]
+    return [*places, *told]
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """All numbers as a vector, which is no copy of a tensor that fills its memory."""
+    tensor = tensor.detach()
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True)).reshape(-1)
+
+
+def _projection(flat: Tensor) -> Tensor:
+    """uᵀTv in float64 of numbers as rows of one width, converted some at a time."""
+    rows = flat.split(WIDTH * WIDTH)
+    v, products = _weights_of_places(WIDTH, math.sqrt(2), flat.device), []
+    for part in rows:
+        whole = len(part) // WIDTH * WIDTH
+        products.append(part[:whole].view(-1, WIDTH).double() @ v)
+        products.append((part[whole:].double() @ v[: len(part) - whole])[None])
+    found = torch.cat(products)
+    return found @ _weights_of_places(len(found), math.sqrt(3), flat.device)
+
+
+def _weights_of_places(count: int, frequency: float, device: torch.device) -> Tensor:
+    """Positive weights (count,), no two of which are alike."""
+    return 1.5 + (frequency * torch.arange(count, dtype=torch.float64, device=device)).cos()

@@ -18,7 +18,7 @@ from neuralef.checks import (
     check_points,
     marked,
     tensors_alone,
-    versions,
+    traces,
 )  # fmt: skip
 from neuralef.gram import Gram
 from neuralef.kernels.base import Kernel
@@ -80,9 +80,9 @@ class Spectrum(LaidOut, Tracked):
     def track(self, known: Tensor | None = None) -> None:
         """Say that the results belong to the weights as they are now, or to those `known`."""
         self._warned = False
-        self._versions = None
+        self._seen = None
         if known is None:
-            known, self._versions = marked(self.network), versions(self.network)
+            known, self._seen = marked(self.network), traces(self.network)
         self.register_buffer(FINGERPRINT, known.to(next(self.buffers(), known).device))
 
     @property
