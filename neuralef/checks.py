@@ -141,8 +141,9 @@ def check_positive(value: float, name: str) -> float:
 
 
 def check_memory(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str
-) -> None:
+    shape: tuple[int, ...], dtype: torch.dtype | np.dtype, device: torch.device, what: str,
+    advice: str,
+) -> None:  # fmt: skip
     """Refuse an array that is larger than the machine; the system would end us without a word."""
     needed, there = math.prod(shape) * dtype.itemsize, _memory(device)
     if there is not None and needed > there:
