@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from numbers import Integral, Real
@@ -50,19 +51,32 @@ def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
 
 
 def as_real_tensor(x: Any, name: str) -> Tensor:
-    """Numbers of any kind of array as a tensor; what is complex is refused."""
-    kind = type(x).__name__
+    """Numbers of any kind of array or data frame as a tensor; what is complex is refused."""
+    kind = f"{type(x).__name__} of {x.dtype}" if hasattr(x, "dtype") else type(x).__name__
     try:
-        if hasattr(x, "__array__") and not isinstance(x, Tensor):
-            x = np.asarray(x)  # torch takes no data frames, reversed views or foreign byte orders
-            x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
-        x = torch.as_tensor(x)
+        if not isinstance(x, Tensor):
+            x = _as_array(x) if hasattr(x, "__array__") else x
+            with warnings.catch_warnings():  # points are read, and never written
+                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+                x = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
         expected = "a tensor, an array of numbers or a dict of tensors"
         raise TypeError(f"{name} must be {expected}, got {kind}") from error
     if x.is_complex():
         raise TypeError(f"{name} must be real, got {x.dtype}")
     return x
+
+
+def _as_array(x: Any) -> np.ndarray:
+    """An array that torch takes: it takes no reversed views or other byte orders."""
+    found = np.asarray(x)
+    if found.dtype == object and hasattr(x, "dtypes"):  # columns of several kinds, or with gaps
+        kinds = {getattr(dtype, "kind", "O") for dtype in np.ravel(x.dtypes)}
+        if kinds <= set("fiub"):
+            found = x.to_numpy(dtype=np.float64, na_value=np.nan)
+    if isinstance(x, np.memmap) and found.dtype.isnative and min(found.strides, default=0) >= 0:
+        return found  # whatever its order, it stays in its file
+    return np.ascontiguousarray(found, dtype=found.dtype.newbyteorder("="))
 
 
 def _check_point_dict(x: Mapping[str, Any], name: str) -> PointDict:
