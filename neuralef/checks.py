@@ -74,6 +74,8 @@ def _as_array(x: Any) -> np.ndarray:
         kinds = {getattr(dtype, "kind", "O") for dtype in np.ravel(x.dtypes)}
         if kinds <= set("fiub"):
             found = x.to_numpy(dtype=np.float64, na_value=np.nan)
+    if found.dtype.kind == "f" and found.dtype.itemsize > 8:  # torch has none of these
+        found = found.astype(np.float64)
     if isinstance(x, np.memmap) and found.dtype.isnative and min(found.strides, default=0) >= 0:
         return found  # whatever its order, it stays in its file
     return np.ascontiguousarray(found, dtype=found.dtype.newbyteorder("="))
