@@ -314,5 +314,26 @@ def minimise(
             f"the best {' and '.join(edge)} lies at the edge of what was looked at, "
             f"{math.exp(LOWEST):.0e} to {math.exp(HIGHEST):.0e}: the data do not bound it; give a "
             "value of your own, or take more functions or more held-out points"
+            + (f"; {at_edge(named(found.x)['prior_variance'])}" if "prior_variance" in edge else "")
         )
     return named(found.x)
+
+
+def at_edge(prior_variance: float) -> str:
+    """What it means that a σ₀² lies at an edge of what is looked at; nothing if it does not.
+
+    >>> at_edge(1.0)
+    ''
+    """
+    advice = "; pass held-out points (tune=, --tune), or a prior_variance of your own"
+    if math.log(prior_variance) <= LOW:
+        return (
+            "with a prior variance as small as this the posterior is the model itself, and leaves "
+            f"its predictions unchanged{advice}"
+        )
+    if math.log(prior_variance) >= HIGH:
+        return (
+            "with a prior variance as large as this the prior bounds nothing, and what the data do "
+            f"not tell has a variance that is as large{advice}"
+        )
+    return ""
