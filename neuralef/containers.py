@@ -24,6 +24,7 @@ def evaluated(
     array an array, a data frame one with its index and numbered `columns`, as far as there are no
     more than one value for each; a loader what its batches would; anything else a tensor.
     """
+    x = _stacked(x, point)
     with torch.no_grad():
         if is_loader(x):
             return _of_batches(function, x, point)
@@ -42,6 +43,19 @@ def evaluated(
                 found = torch.empty(shape, dtype=values.dtype, device=device or "cpu")
             found[part.start : part.stop] = values
     return found if device is not None else _framed(found, x, columns)
+
+
+def _stacked(x: Any, point: Points) -> Any:
+    """A list of single points as one array or tensor, which a loader's batches are not."""
+    if not (isinstance(x, (list, tuple)) and x and isinstance(point, Tensor)):
+        return x
+    if any(getattr(row, "ndim", None) != point.ndim - 1 for row in x):
+        return x
+    rows = [as_real_tensor(row, f"x[{number}]") for number, row in enumerate(x)]
+    if len(shapes := {tuple(row.shape) for row in rows}) > 1:
+        raise ValueError(f"the points of x have several shapes: {sorted(shapes)}")
+    whole = torch.stack(rows)
+    return whole if isinstance(x[0], Tensor) else whole.numpy()
 
 
 def _of_batches(function: Callable[[Points], Tensor], x: Iterable[Any], point: Points) -> Any:
