@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from numbers import Integral, Real
@@ -16,6 +17,10 @@ from torch import Tensor, nn
 from neuralef.points import PointDict, Points, tensors_of
 
 FLOATS, TOKENS = (torch.float32, torch.float64), (torch.int32, torch.int64)
+
+# Of the traces of weights: the width of a row, the numbers of a tensor that is one of many, and
+# what leaves float64 too few digits.
+WIDTH, SMALL, HUGE = 1024, 2**16, 1e12
 
 # What a container may use, in the two versions of Linux's control groups.
 CONTAINER_LIMITS = [
@@ -46,19 +51,34 @@ def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
 
 
 def as_real_tensor(x: Any, name: str) -> Tensor:
-    """Numbers of any kind of array as a tensor; what is complex is refused."""
-    kind = type(x).__name__
+    """Numbers of any kind of array or data frame as a tensor; what is complex is refused."""
+    kind = f"{type(x).__name__} of {x.dtype}" if hasattr(x, "dtype") else type(x).__name__
     try:
-        if hasattr(x, "__array__") and not isinstance(x, Tensor):
-            x = np.asarray(x)  # torch takes no data frames, reversed views or foreign byte orders
-            x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
-        x = torch.as_tensor(x)
+        if not isinstance(x, Tensor):
+            x = _as_array(x) if hasattr(x, "__array__") else x
+            with warnings.catch_warnings():  # points are read, and never written
+                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+                x = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
         expected = "a tensor, an array of numbers or a dict of tensors"
         raise TypeError(f"{name} must be {expected}, got {kind}") from error
     if x.is_complex():
         raise TypeError(f"{name} must be real, got {x.dtype}")
     return x
+
+
+def _as_array(x: Any) -> np.ndarray:
+    """An array that torch takes: it takes no reversed views or other byte orders."""
+    found = np.asarray(x)
+    if found.dtype == object and hasattr(x, "dtypes"):  # columns of several kinds, or with gaps
+        kinds = {getattr(dtype, "kind", "O") for dtype in np.ravel(x.dtypes)}
+        if kinds <= set("fiub"):
+            found = x.to_numpy(dtype=np.float64, na_value=np.nan)
+    if found.dtype.kind == "f" and found.dtype.itemsize > 8:  # torch has none of these
+        found = found.astype(np.float64)
+    if isinstance(x, np.memmap) and found.dtype.isnative and min(found.strides, default=0) >= 0:
+        return found  # whatever its order, it stays in its file
+    return np.ascontiguousarray(found, dtype=found.dtype.newbyteorder("="))
 
 
 def _check_point_dict(x: Mapping[str, Any], name: str) -> PointDict:
@@ -137,8 +157,9 @@ def check_positive(value: float, name: str) -> float:
 
 
 def check_memory(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str
-) -> None:
+    shape: tuple[int, ...], dtype: torch.dtype | np.dtype, device: torch.device, what: str,
+    advice: str,
+) -> None:  # fmt: skip
     """Refuse an array that is larger than the machine; the system would end us without a word."""
     needed, there = math.prod(shape) * dtype.itemsize, _memory(device)
     if there is not None and needed > there:
@@ -186,9 +207,48 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def versions(network: nn.Module) -> list[tuple[int, int]]:
-    """What changes when weights are replaced, or changed in place."""
-    return [
-        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        for tensor in (*network.parameters(), *network.buffers())
-    ]
+def traces(*modules: nn.Module) -> list[Any]:
+    """What changes with parameters and buffers, through `.data` too: they are read once.
+
+    Where and in which version each tensor is; and uᵀTv of large ones, and of all small ones side by
+    side, with fixed weights u and v of their places. Equal traces mean equal tensors, but for
+    rounding; other ones may, and then the fingerprint decides.
+    """
+    every = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    places = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in every]
+    parts: list[Tensor] = []
+    small: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for flat in map(_in_memory_order, every):
+        kind = flat.device, flat.dtype
+        (parts if len(flat) > SMALL else small.setdefault(kind, [])).append(flat)
+    parts += map(torch.cat, small.values())  # an operation on each would cost more than reading
+    if not parts:
+        return places
+    numbers = torch.stack([_projection(part).to(parts[0].device) for part in parts]).tolist()
+    # NaN, infinities and huge masks would hide what is beside them
+    told = [x if abs(x) < HUGE else digest({"": y}) for x, y in zip(numbers, parts, strict=True)]
+    return [*places, *told]
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """All numbers as a vector, which is no copy of a tensor that fills its memory."""
+    tensor = tensor.detach()
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True)).reshape(-1)
+
+
+def _projection(flat: Tensor) -> Tensor:
+    """uᵀTv in float64 of numbers as rows of one width, converted some at a time."""
+    rows = flat.split(WIDTH * WIDTH)
+    v, products = _weights_of_places(WIDTH, math.sqrt(2), flat.device), []
+    for part in rows:
+        whole = len(part) // WIDTH * WIDTH
+        products.append(part[:whole].view(-1, WIDTH).double() @ v)
+        products.append((part[whole:].double() @ v[: len(part) - whole])[None])
+    found = torch.cat(products)
+    return found @ _weights_of_places(len(found), math.sqrt(3), flat.device)
+
+
+def _weights_of_places(count: int, frequency: float, device: torch.device) -> Tensor:
+    """Positive weights (count,), no two of which are alike."""
+    return 1.5 + (frequency * torch.arange(count, dtype=torch.float64, device=device)).cos()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
-from neuralef.points import Points
+Part = TypeVar("Part", bound=Sized)
 
 PATIENCE = 2.0  # seconds before anything is shown
 EVERY = 0.2  # seconds from one line to the next
@@ -66,7 +67,7 @@ class Display:
         self.width = len(line)
 
 
-def watched(parts: Sequence[Points], what: str) -> Iterator[Points]:
+def watched(parts: Sequence[Part], what: str) -> Iterator[Part]:
     """The parts, one after another; a terminal is told how many of their points are done.
 
     >>> import torch

@@ -18,8 +18,9 @@ from neuralef.checks import (
     check_points,
     marked,
     tensors_alone,
-    versions,
+    traces,
 )  # fmt: skip
+from neuralef.containers import evaluated
 from neuralef.gram import Gram
 from neuralef.kernels.base import Kernel
 from neuralef.modules.tracked import FINGERPRINT, Tracked
@@ -92,9 +93,9 @@ class Spectrum(LaidOut, Tracked):
     def track(self, known: Tensor | None = None) -> None:
         """Say that the results belong to the weights as they are now, or to those `known`."""
         self._warned = False
-        self._versions = None
+        self._seen = None
         if known is None:
-            known, self._versions = marked(self.network), versions(self.network)
+            known, self._seen = marked(self.network), traces(self.network)
         self.register_buffer(FINGERPRINT, known.to(next(self.buffers(), known).device))
 
     @property
@@ -150,6 +151,22 @@ class Spectrum(LaidOut, Tracked):
         self.warn_if_stale()
         psi = self(x)
         return psi * self.eigenvalues.clamp_min(0).sqrt().to(psi.dtype)
+
+    def transform(self, x: Any, eigenfunctions: bool = False) -> Any:
+        """√μ_j ψ_j(x), or ψ_j(x) if `eigenfunctions`, without gradients and a batch at a time.
+
+        x is a tensor, an array, a data frame, a list of rows or a loader of batches, in any dtype
+        and on any device; values come in what x is: a frame's columns are eigenfunction0 and so on.
+        """
+        scale = None if eigenfunctions else self.eigenvalues.clamp_min(0).sqrt()
+        if scale is not None:
+            self.warn_if_stale()
+
+        def values(part: Points) -> Tensor:
+            psi = self(part)
+            return psi if scale is None else psi * scale.to(psi.dtype)
+
+        return evaluated(values, x, self.point, "eigenfunction", "eigenfunctions")
 
     def kernel(self, x1: Points, x2: Points) -> Tensor:
         """Σ_j μ_j ψ_j(x1) ψ_j(x2): (n1, n2), joint (n1·c, n2·c) or independent (c, n1, n2)."""

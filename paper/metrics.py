@@ -38,21 +38,23 @@ def cosines(estimate: Tensor, truth: Tensor) -> Tensor:
 def subspace_overlap(estimate: Tensor, truth: Tensor) -> float:
     """The mean squared cosine of the principal angles between two spans, from values (n, k).
 
-    1 where the same functions are spanned, whatever their order; 0 where none is shared.
+    1 where the same functions are spanned, whatever their order; 0 where none is shared. Values
+    (n, c, k) of joint outputs are n·c rows.
 
     >>> subspace_overlap(torch.eye(3)[:, :2], torch.eye(3)[:, [1, 0]])
     1.0
     """
-    if estimate.ndim != 2 or truth.ndim != 2 or len(estimate) != len(truth):
+    if estimate.ndim not in (2, 3) or estimate.shape[:-1] != truth.shape[:-1]:
         raise ValueError(
-            f"expected values (n, k) at the same points, got {tuple(estimate.shape)} and "
-            f"{tuple(truth.shape)}"
+            "expected values (n, k), or (n, c, k), at the same points, got "
+            f"{tuple(estimate.shape)} and {tuple(truth.shape)}"
         )
     bases = []
     for values in (estimate, truth):
-        left, sizes, _ = torch.linalg.svd(values.detach().double(), full_matrices=False)
+        rows = values.detach().double().flatten(0, -2)
+        left, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
         bases.append(left[:, sizes > 1e-10 * sizes.max().clamp_min(1e-300)])
-    return float((bases[0].T @ bases[1]).square().sum() / truth.shape[1])
+    return float((bases[0].T @ bases[1]).square().sum() / truth.shape[-1])
 
 
 def relative_error(estimate: Tensor, truth: Tensor) -> float:

@@ -155,8 +155,7 @@ def transform(
     check_writable(out.parent)
     spectrum = load(run / "spectrum.safetensors", device=device)
     x = read_points(data, array, spectrum.dtype, device)
-    with torch.no_grad():
-        values = spectrum(x) if eigenfunctions else spectrum.features(x)
+    values = spectrum.transform(x, eigenfunctions)
     write_table(out, values.cpu().numpy())
     shape = list(values.shape)
     told = f"{' × '.join(map(str, shape))} features written to {out}"

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from neuralef.checks import check_choice, check_points
+from neuralef.checks import as_real_tensor, check_choice, check_points
 from neuralef.cli.shared import CHECKPOINT, Choices, Found, argument, choose, command, option
 from neuralef.data.tables import read_table
 from neuralef.laplace import LinearizedLaplace
@@ -112,7 +112,7 @@ def one_line(error: Exception, letters: int | None = None) -> str:
 def read_points(path: str, model: nn.Module) -> Tensor:
     """The array x of an .npz, which the model must take: whole numbers are token ids."""
     parameter = next(model.parameters())
-    x = torch.from_numpy(read_table(path, "x"))
+    x = as_real_tensor(read_table(path, "x"), f"x of {path}")
     x = x.to(parameter.device, parameter.dtype if x.is_floating_point() else torch.int64)
     x = check_points(x, f"x of {path}", integers=True)
     try:
@@ -130,7 +130,7 @@ def read_pair(path: str, model: nn.Module, likelihood: str) -> Pair:
     """The arrays x and y of an .npz, a point per row, which must be the model's own."""
     if not path.endswith(".npz"):
         raise ValueError(f"{path}: expected an .npz with the arrays x and y, a point per row")
-    x, y = read_points(path, model), torch.from_numpy(read_table(path, "y"))
+    x, y = read_points(path, model), as_real_tensor(read_table(path, "y"), f"y of {path}")
     if len(x) != len(y):
         raise ValueError(f"{path} holds {len(x)} points but {len(y)} targets")
     try:

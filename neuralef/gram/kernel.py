@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from neuralef.checks import check_finite, check_points
+from neuralef.checks import as_real_tensor, check_finite, check_points
 from neuralef.gram.base import Gram
 from neuralef.kernels.base import Kernel
 from neuralef.points import CHUNK, Layout, Points
@@ -83,9 +83,7 @@ class DenseGram(Gram):
 
     def __init__(self, x: Points, matrix: Tensor) -> None:
         self.x = check_points(x, integers=True)
-        self.matrix = torch.as_tensor(matrix)
-        if self.matrix.is_complex():
-            raise TypeError(f"the matrix must be real, got {self.matrix.dtype}")
+        self.matrix = as_real_tensor(matrix, "the matrix")
         if not self.matrix.is_floating_point():
             self.matrix = self.matrix.to(self.dtype)
         n, shape = len(self.x), tuple(self.matrix.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuralef.checks import check_finite, check_points
+from neuralef.checks import as_real_tensor, check_finite, check_points
 from neuralef.gram.base import Gram
 from neuralef.jacobian.tangent import Tangent
 from neuralef.points import CHUNK, Layout, Points
@@ -130,10 +129,7 @@ class FeatureGram(RootGram):
         independent: bool = False,
     ) -> None:  # fmt: skip
         self.x = check_points(x, integers=True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            self.phi = torch.as_tensor(phi)
-        self.feature_map = feature_map
+        self.phi, self.feature_map = as_real_tensor(phi, "phi"), feature_map
         dtype, shape = self.phi.dtype, tuple(self.phi.shape)
         if not dtype.is_floating_point or len(shape) not in (2, 3):
             raise ValueError(f"phi must be floating and (n, s) or (n, c, s), got {dtype} {shape}")

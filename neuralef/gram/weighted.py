@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from neuralef.checks import check_finite
+from neuralef.checks import as_real_tensor, check_finite
 from neuralef.gram.base import Gram, own_blocks
 from neuralef.gram.root import RootGram
 from neuralef.linalg import symmetric, symmetric_root
@@ -118,13 +118,11 @@ def measure_root(gram: Gram, weights: Tensor) -> Tensor:
     """W^½ in float64, (n,) or (n, c, c); what is no measure is refused."""
     if gram.is_weighted:
         raise ValueError("this Gram is weighted already: multiply the weights, and weigh it once")
-    weights = torch.as_tensor(weights, device=gram.device)
+    weights = as_real_tensor(weights, "weights").to(gram.device)
     n, c, shape = len(gram), gram.outputs, tuple(weights.shape)
     allowed = [(n,)] if gram.independent else [(n,), (n, c, c)]
     if shape not in allowed:
         raise ValueError(f"weights must be {' or '.join(map(str, allowed))}, got {shape}")
-    if weights.is_complex():
-        raise TypeError(f"weights must be real, got {weights.dtype}")
     weights = weights.detach().double().reshape(shape if c > 1 else (n,))
     check_finite(weights, "weights")
     largest = weights.abs().amax()

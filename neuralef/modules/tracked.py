@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from neuralef.checks import marked, versions
+from neuralef.checks import marked, traces
 from neuralef.modules.heads import L2BatchNorm
 from neuralef.warnings import warn_user
 
@@ -31,7 +31,7 @@ class Tracked(nn.Module):
     fingerprint: Tensor  # of the network's parameters and persistent buffers; zeros: not known
     normalization_trains: bool = False
     _warned: bool = False
-    _versions: list[tuple[int, int]] | None = None
+    _seen: list[Any] | None = None
 
     def track(self, known: Tensor | None = None) -> None:
         """Say that the results belong to the weights as they are now, or to those `known`."""
@@ -46,14 +46,14 @@ class Tracked(nn.Module):
         return not torch.equal(current, self.fingerprint.cpu())
 
     def warn_if_stale(self) -> None:
-        """Warn once; changes through `.data`, which leave no other trace, are not looked for."""
+        """Warn once, however the weights were changed."""
         try:
-            now = versions(self.network)
+            now = traces(self.network)
         except RuntimeError:  # within torch.func's transforms weights have no place in memory
             return
-        if self._warned or now == self._versions:
+        if self._warned or now == self._seen:
             return
-        self._versions, self._warned = now, self.stale
+        self._seen, self._warned = now, self.stale
         if self._warned:
             warn_user(
                 "the network has changed since this spectrum was found: its eigenvalues and "
@@ -87,4 +87,4 @@ class Tracked(nn.Module):
             # those of version 0.2 have no fingerprint; this dict is torch's copy of the user's
             state_dict.setdefault(prefix + FINGERPRINT, torch.zeros_like(self.fingerprint))
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._warned, self._versions = False, None
+        self._warned, self._seen = False, None

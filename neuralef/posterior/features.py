@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
-from neuralef.checks import check_alike, check_memory, check_points, fingerprint, versions
+from neuralef.checks import check_alike, check_memory, check_points, fingerprint, traces
 from neuralef.gram import FeatureGram, Gram, JacobianGram
 from neuralef.jacobian.models import check_model
 from neuralef.jacobian.tangent import Tangent
@@ -55,11 +54,9 @@ class Features:
         return Activations(self.model, example) if self.head is None else self.head.activations
 
     def _state(self) -> tuple[Any, ...]:
-        """What changes with modes and weights, through `.data` the norm alone: found at once."""
-        tensors = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
-        norm = float(get_total_norm([t for t in tensors if t.is_floating_point()]))
+        """What changes with modes and weights."""
         modes = [module.training for module in self.model.modules()]
-        return versions(self.model), versions(self.spectrum.network), modes, norm
+        return modes, traces(self.model, self.spectrum.network)
 
     def check_unchanged(self) -> None:
         """Refuse a model whose weights or mode are no longer those of the posterior."""

@@ -29,6 +29,7 @@ LOWEST, HIGHEST = math.log(1e-8), math.log(1e8)
 LOW, HIGH = LOWEST + 0.1, HIGHEST - 0.1  # what lies beyond is at the edge
 GRID = 17
 LEAST = 1e-12  # probability, whose logarithm is finite
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 TEMPERING = 1.0  # of the log-likelihood, for each factor e
 
 
@@ -48,9 +49,11 @@ def collect(
         check_points(part, f"x of batch {number} of {name}", integers=True)
         for number, (part, _) in enumerate(parts)
     ]
-    targets = [as_real_tensor(target, f"the targets of {name}") for _, target in parts]
+    targets = [_targets(target, f"y of {name}") for _, target in parts]
     if any(target.ndim == 0 for target in targets):
-        raise ValueError(f"{name} holds one target in all, where each point has one")
+        raise ValueError(f"y of {name} holds one target in all, where each point has one")
+    if len(shapes := {tuple(target.shape[1:]) for target in targets}) > 1:
+        raise ValueError(f"y of {name} has targets of several shapes: {sorted(shapes)}")
     y = torch.cat(targets)
     x = _joined(batches, name)
     if len(y) != len(x):
@@ -120,22 +123,27 @@ def _mark(parts: Iterable[Any]) -> tuple[float, int]:
     return total, count
 
 
+def _targets(y: Any, name: str) -> Tensor:
+    y = as_real_tensor(y, name)
+    return y.double() if y.dtype in UNSIGNED else y  # of which torch can do little
+
+
 def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
     """Targets that fit a model's outputs (n, c): class numbers (n,), or values (n, c)."""
-    y = as_real_tensor(y, "y").to(outputs.device)
+    y = _targets(y, "y").to(outputs.device)
     if y.ndim == 0 or len(y) != len(outputs):
-        raise ValueError(f"{len(outputs)} points have targets of shape {tuple(y.shape)}")
+        raise ValueError(f"{len(outputs)} points have targets y of shape {tuple(y.shape)}")
+    check_finite(y, "y")
     if likelihood != "classification":
         y = y.double().reshape(len(y), -1)
         if y.shape[1] != outputs.shape[1]:
             advice = "; class numbers go with 'classification'" if y.shape[1] == 1 else ""
             raise ValueError(
-                f"the model gives {outputs.shape[1]} outputs, the targets are {tuple(y.shape)}"
+                f"the model gives {outputs.shape[1]} outputs, the targets y are {tuple(y.shape)}"
                 f"{advice}"
             )
-        check_finite(y, "y")
         if likelihood == "multilabel" and not bool(((y == 0) | (y == 1)).all()):
-            raise ValueError(f"multilabel targets are 0 or 1, got {y.min():g} to {y.max():g}")
+            raise ValueError(f"multilabel targets y are 0 or 1, got {y.min():g} to {y.max():g}")
         return y
     classes = max(2, outputs.shape[1])
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
@@ -150,7 +158,7 @@ def check_targets(likelihood: str, y: Tensor, outputs: Tensor) -> Tensor:
         else:
             came += f" from {y.min()} to {y.max()}"
         raise ValueError(
-            f"labels must be whole numbers from 0 to {classes - 1}, one for each point, got "
+            f"labels y must be whole numbers from 0 to {classes - 1}, one for each point, got "
             f"{came}{advice}"
         )
     return y.long()
@@ -306,5 +314,26 @@ def minimise(
             f"the best {' and '.join(edge)} lies at the edge of what was looked at, "
             f"{math.exp(LOWEST):.0e} to {math.exp(HIGHEST):.0e}: the data do not bound it; give a "
             "value of your own, or take more functions or more held-out points"
+            + (f"; {at_edge(named(found.x)['prior_variance'])}" if "prior_variance" in edge else "")
         )
     return named(found.x)
+
+
+def at_edge(prior_variance: float) -> str:
+    """What it means that a σ₀² lies at an edge of what is looked at; nothing if it does not.
+
+    >>> at_edge(1.0)
+    ''
+    """
+    advice = "; pass held-out points (tune=, --tune), or a prior_variance of your own"
+    if math.log(prior_variance) <= LOW:
+        return (
+            "with a prior variance as small as this the posterior is the model itself, and leaves "
+            f"its predictions unchanged{advice}"
+        )
+    if math.log(prior_variance) >= HIGH:
+        return (
+            "with a prior variance as large as this the prior bounds nothing, and what the data do "
+            f"not tell has a variance that is as large{advice}"
+        )
+    return ""

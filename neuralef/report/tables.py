@@ -6,6 +6,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from neuralef.posterior.fitting import at_edge
+
 Lines = Callable[[dict[str, Any]], Iterable[Table | str]]
 
 
@@ -107,6 +109,8 @@ def posterior(result: dict[str, Any]) -> Iterator[Table | str]:
     if measured["predictive"]:  # a regression has none
         how += f", predictive {measured['predictive']}"
     yield f"{chosen}, by {how}; fitted in {measured['fit_seconds']:.1f} s"
+    if result["config"].get("prior_variance") is None and at_edge(measured["prior_variance"]):
+        yield f"note: {at_edge(measured['prior_variance'])}"
 
 
 TABLES = {"demo": demo, "fit": fit, "posterior": posterior}

@@ -67,6 +67,16 @@ def test_subspace_overlap_is_that_of_scipys_angles(k):
     assert subspace_overlap(mixed.float(), b) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_subspace_overlap_of_joint_outputs_is_that_of_their_rows(seed):
+    n, c, k, other = torch.randint(1, 6, (4,), generator=torch.Generator().manual_seed(seed)) + 4
+    a, b = points(n * c, k, seed=seed), points(n * c, other, seed=seed + 1)
+    joint = a.view(n, c, -1), b.view(n, c, -1)
+    assert subspace_overlap(*joint) == pytest.approx(subspace_overlap(a, b), rel=1e-12)
+    with pytest.raises(ValueError, match="expected values"):
+        subspace_overlap(joint[0], b)
+
+
 @pytest.mark.parametrize("second", [0 * E[:, 0], E[:, 0]], ids=["zero", "repeated"])
 def test_functions_that_depend_on_others_span_nothing_more(second):
     estimate = torch.stack([E[:, 0], second], 1)

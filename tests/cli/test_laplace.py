@@ -300,3 +300,29 @@ def test_an_earlier_result_is_left_alone(user):
     assert {path.name: path.read_bytes() for path in user.run.iterdir()} == before
     assert user.call("mlp", "--k", 2, "--overwrite")[0] == 0
     assert len(measured(user)["eigenvalues"]) == 2
+
+
+@pytest.mark.parametrize("given", [(), ("--prior-variance", "1e-8")])
+def test_a_posterior_that_is_the_model_itself_is_told_on_one_line(user, given):
+    state = {name: 1e-9 * value for name, value in user.make("mlp").state_dict().items()}
+    torch.save(state, user.folder / "weights.pt")
+    code, out, _ = user.call("mlp", *given)
+    assert code == 0
+    assert measured(user)["prior_variance"] == pytest.approx(1e-8, rel=0.2)
+    said = "note: with a prior variance as small as this the posterior is the model itself"
+    assert (said in " ".join(out.split())) is (given == ())
+    assert (said in " ".join(user.command("show", "run")[1].split())) is (given == ())
+
+
+@pytest.mark.parametrize("dtypes", [(">f8", ">i4"), ("f2", "u2"), (np.longdouble, "u8")])
+def test_arrays_of_dtypes_that_torch_has_not(user, dtypes):
+    assert user.call("mlp")[0] == 0
+    expected = measured(user)
+    for name in ("train", "test"):
+        arrays = dict(np.load(user.folder / f"{name}.npz"))
+        arrays = {key: arrays[key].astype(dtype) for key, dtype in zip("xy", dtypes, strict=True)}
+        np.savez(user.folder / f"{name}.npz", **arrays)
+    assert user.call("mlp", "--overwrite")[0] == 0
+    assert measured(user)["posterior"]["nll"] == pytest.approx(
+        expected["posterior"]["nll"], rel=1e-2
+    )

@@ -164,7 +164,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="NaN or infinite"):
         fixed(broken, 2).fit([(points(30), labels(30))])
     regression = LinearizedLaplace(model, "regression", nef.Subspace(k=2))
-    with pytest.raises(ValueError, match="the targets are"):
+    with pytest.raises(ValueError, match="the targets y are"):
         regression.fit([(points(30), points(30, 2))])
 
 

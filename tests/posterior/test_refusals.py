@@ -54,9 +54,9 @@ def test_images_as_outputs_are_refused(kind):
             torch.arange(60),
             "from 0 to 2, one for each point, got .* from 0 to 59",
         ),
-        ("multilabel", points(60, 3), "multilabel targets are 0 or 1, got"),
-        ("multilabel", Y, "3 outputs, the targets are .*class numbers go with 'classification'"),
-        ("regression", points(60, 2), "3 outputs, the targets are"),
+        ("multilabel", points(60, 3), "multilabel targets y are 0 or 1, got"),
+        ("multilabel", Y, "3 outputs, the targets y are .*class numbers go with 'classification'"),
+        ("regression", points(60, 2), "3 outputs, the targets y are"),
         ("regression", points(60, 3) * torch.nan, "NaN"),
         ("regression", points(60, 3) + 1j, "must be real"),
         ("classification", [["a"] * 60], "points but|must be a tensor"),
@@ -75,10 +75,10 @@ def test_labels_of_one_output_and_of_too_few_points_are_not_broadcast():
     scaled = TemperatureScaling(model, "multilabel").tune(x, y)
     found = scaled.softmax_temperature_
     assert scaled.tune_on(scaled.outputs(x), y).softmax_temperature_ == found
-    with pytest.raises(ValueError, match="40 points have targets"):
+    with pytest.raises(ValueError, match="40 points have targets y"):
         scaled.tune_on(scaled.outputs(x), y[:30])
     posterior = fixed(mlp(), 3).fit(X, Y)
-    with pytest.raises(ValueError, match="60 points have targets"):
+    with pytest.raises(ValueError, match="60 points have targets y"):
         posterior.tune_on(posterior.outputs(X), Y[:9])
 
 
