@@ -11,9 +11,10 @@ from neuralef.certificate import Certificate
 from neuralef.gram import DenseGram, FeatureGram, Gram, JacobianGram, KernelGram
 from neuralef.jacobian.models import fold_batch_norm
 from neuralef.laplace import LinearizedLaplace
+from neuralef.loading import load
 from neuralef.solvers import Distill, NestedLoRA, NeuralEF, Nystrom, RandomFeatures, SpIN, Subspace
 from neuralef.solvers.base import Solver
-from neuralef.spectrum import Spectrum, load
+from neuralef.spectrum import Spectrum
 
 __version__ = "0.2.0"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +21,16 @@ from neuralef.checks import (
 )  # fmt: skip
 from neuralef.containers import evaluated
 from neuralef.gram import Gram
-from neuralef.kernels.base import Kernel
 from neuralef.modules.tracked import FINGERPRINT, Tracked
 from neuralef.points import CHUNK, LaidOut, Layout, PointDict, Points, points_at_once
 from neuralef.serialization.calls import call
-from neuralef.serialization.files import (
-    FileFormatError,
-    below,
-    read_tensors,
-    understood,
-    write_tensors,
-)  # fmt: skip
-from neuralef.serialization.modules import describe, rebuild
-from neuralef.serialization.schema import COUNT, check_header, check_sound, check_tensors, restore
+from neuralef.serialization.files import write_tensors  # fmt: skip
+from neuralef.serialization.modules import describe
 from neuralef.warnings import warn_user
 
 VALIDATION = "validation."
 # ψ and √μ ψ at the example point, by which damage and what is passed are known.
 PROBE = "probe"
-HEADER = {
-    "network": dict, "layout": {"outputs": COUNT, "independent": bool}, "example": (None, [str]),
-    "solver": dict, "history": [dict], "validation_points?": COUNT, "head?": bool,
-}  # fmt: skip
-UNBOUNDED = ("residuals", f"{VALIDATION}estimates", f"{VALIDATION}low", f"{VALIDATION}high")
-BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
 
 
 class Spectrum(LaidOut, Tracked):
@@ -251,14 +236,15 @@ class Spectrum(LaidOut, Tracked):
             "solver": self.solver, "history": self.history,
         }  # fmt: skip
         with torch.no_grad():
-            tensors = {**tensors_alone(self), PROBE: self._probe()}
+            tensors = {**tensors_alone(self), PROBE: self.probe()}
         if self.validation is not None:
             fields = dataclasses.asdict(self.validation)
             header["validation_points"] = fields.pop("points")
             tensors |= {VALIDATION + name: value for name, value in fields.items()}
         return header, tensors
 
-    def _probe(self) -> Tensor:
+    def probe(self) -> Tensor:
+        """ψ and √μ ψ at the example point, by which a file knows its functions."""
         psi = self(self.point)
         return torch.cat([psi, psi * self.eigenvalues.clamp_min(0).sqrt().to(psi.dtype)])
 
@@ -273,85 +259,3 @@ class Spectrum(LaidOut, Tracked):
         if self.stale:
             lines.append("stale: the network has changed since; refit(gram) finds the pairs anew")
         return "\n".join(lines)
-
-
-def load(
-    path: str | Path, *, network: nn.Module | None = None, kernel: Kernel | None = None,
-    feature_map: Callable[[Any], Tensor] | Kernel | None = None, model: nn.Module | None = None,
-    device: str | torch.device = "cpu",
-) -> Spectrum:  # fmt: skip
-    """Read a spectrum that `Spectrum.save` wrote.
-
-    Our own networks and kernels are rebuilt from the file; a `network`, a `kernel`, a `feature_map`
-    (or the kernel that has it), or the `model` of an NTK is passed in, made as it was made for the
-    solver. A network gets its tensors from the file, and so do copies of the others.
-    """
-    path = Path(path)
-    header, tensors = read_tensors(path, "spectrum")
-    given = {"network": network, "kernel": kernel, "feature_map": feature_map, "model": model}
-    return unpack(path, header, tensors, given, device)
-
-
-def unpack(
-    path: Path, header: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any],
-    device: str | torch.device,
-) -> Spectrum:  # fmt: skip
-    """The spectrum that `Spectrum.pack` packed, made around what the user passes."""
-    with understood(path):
-        check_header(header, HEADER)
-        check_sound(tensors, UNBOUNDED)
-        network = rebuild(header["network"], given, tensors)
-        spectrum = _assembled(network, header, dict(tensors)).to(device)
-        _recognise(spectrum, tensors[PROBE])
-        return spectrum
-
-
-def _assembled(network: nn.Module, header: dict[str, Any], tensors: dict[str, Tensor]) -> Spectrum:
-    layout, keys = Layout(**header["layout"]), header["example"]
-    _check_shapes(tensors, layout)
-    judged = below(VALIDATION, tensors)
-    tensors = {n: t for n, t in tensors.items() if n != PROBE and not n.startswith(VALIDATION)}
-    parts = [tensors[f"example{number}"] for number in range(len(keys or "x"))]
-    if any(part.ndim == 0 or len(part) != 1 for part in parts):
-        raise FileFormatError("it is damaged: its example is not one point")
-    example = parts[0] if keys is None else PointDict(zip(keys, parts, strict=True))
-    rotation, values, residuals, diagonal = (tensors[name] for name in BUFFERS)
-    spectrum = Spectrum(
-        network, rotation, values, residuals, diagonal, example, layout, header["solver"],
-        header["history"], tensors[FINGERPRINT],
-    )  # fmt: skip
-    for name, value in (*spectrum.named_parameters(), *spectrum.named_buffers()):
-        if name in tensors and tensors[name].is_floating_point() == value.is_floating_point():
-            value.data = value.data.to(tensors[name].dtype)  # in place, so that ties stay tied
-    restore(spectrum, tensors)
-    if judged:
-        spectrum.validation = Certificate(points=header["validation_points"], **judged)
-    return spectrum
-
-
-def _check_shapes(tensors: dict[str, Tensor], layout: Layout) -> None:
-    """Refuse eigenvalues that are none, and what does not go with them."""
-    values, rotation = (tensors.get(name, torch.empty(0)) for name in ("eigenvalues", "rotation"))
-    groups = (layout.outputs,) if layout.independent else ()
-    pairs = (*groups, max(1, values.shape[-1]))
-    shapes = {
-        "eigenvalues": pairs, "residuals": pairs, "mean_diagonal": groups,
-        "rotation": (*groups, *rotation.shape[-2:-1], pairs[-1]),
-        PROBE: (2, *layout.point, pairs[-1]),
-    }  # fmt: skip
-    if any(name.startswith(VALIDATION) for name in tensors):
-        shapes |= {f"{VALIDATION}{n}": pairs for n in ("eigenvalues", "estimates", "low", "high")}
-    check_tensors(tensors, shapes)
-    if bool((values < 0).any()) or bool((tensors["mean_diagonal"] < 0).any()):
-        raise FileFormatError("it is damaged: it holds negative eigenvalues")
-
-
-def _recognise(spectrum: Spectrum, probe: Tensor) -> None:
-    """Refuse what gives other functions than those that were saved, by their values at a point."""
-    with torch.no_grad():
-        values = spectrum._probe().to(probe)
-    if not torch.allclose(values, probe, rtol=1e-2, atol=1e-2 * float(probe.abs().max())):
-        raise ValueError(
-            "what was passed does not give the functions that were saved, or the file is damaged: "
-            "make it as it was made for the solver, with the same settings and seed"
-        )

@@ -2,14 +2,20 @@
 
 import json
 import math
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from neuralef.progress import on_terminal
 from neuralef.serialization.files import (
     FileFormatError,
     below,
@@ -21,6 +27,7 @@ from neuralef.serialization.replace import check_writable
 from neuralef.serialization.schema import check_sound
 from neuralef.warnings import warn_user
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WARM_UP = 5  # steps before one is captured: libraries choose their algorithms in them
 # A checkpoint is written after so many seconds, the first one earlier, and after such a share of
 # the run, unless that takes less than a second.
@@ -212,6 +219,45 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             warn_user(f"{error}; the run goes on, but could not be taken up from here")
         self.times, self.saved, self.written = self.times + 1, self.share, time.perf_counter()
+
+
+@contextmanager
+def held(wanted: bool = True) -> Iterator[Callable[[], bool]]:
+    """Hold signals until the end of the block, which may ask whether one has come.
+
+    A second one ends the block at once. Only the main thread can listen: elsewhere none is held,
+    and none that is ignored or in the hands of others than Python.
+
+    >>> with held() as interrupted:
+    ...     interrupted()
+    False
+    """
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        before = {}
+    before = {n: handler for n, handler in before.items() if handler not in (None, signal.SIG_IGN)}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            release()
+            signal.raise_signal(number)
+        elif on_terminal():
+            sys.stderr.write("\nstopping after this step, which is saved; once more: at once\n")
+
+    def release() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield lambda: bool(came)
+    finally:
+        release()
+        if len(came) == 1:
+            signal.raise_signal(came[0])
 
 
 def joined(parts: dict[str, Any]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from neuralef.interrupts import SIGNALS, held
+from neuralef.training import SIGNALS, held
 
 each_signal = pytest.mark.parametrize("number", SIGNALS)
 

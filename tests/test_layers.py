@@ -12,10 +12,10 @@ PACKAGE = Path(neuralef.__file__).parent
 # From the lowest to the highest; those of one line know nothing of each other.
 LAYERS = [
     ["points"], ["checks", "warnings", "metrics"], ["linalg", "sketching"],
-    ["serialization"], ["data"], ["progress"], ["containers", "interrupts"], ["training"],
-    ["modules"], ["jacobian"], ["kernels"], ["gram"], ["networks"], ["extensions"],
-    ["certificate"], ["spectrum"], ["solvers"], ["posterior"], ["laplace", "trajectory"],
-    ["report"], ["cli"],
+    ["serialization"], ["data"], ["progress"], ["containers", "training"], ["modules"],
+    ["jacobian"], ["kernels"], ["gram"], ["networks"], ["extensions"],
+    ["certificate"], ["spectrum"], ["loading"], ["solvers"], ["posterior"],
+    ["laplace", "trajectory"], ["report"], ["cli"],
 ]  # fmt: skip
 RANK = {package: rank for rank, packages in enumerate(LAYERS) for package in packages}
 # Methods for convenience that make something of a higher file: the only imports against the order.

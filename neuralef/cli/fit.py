@@ -25,11 +25,11 @@ from neuralef.cli.shared import (
 )
 from neuralef.data.tables import check_suffix, read_table, write_table
 from neuralef.kernels import MLPGP, MLPNTK, RBF, Kernel, Linear, Matern, Periodic, Polynomial
+from neuralef.loading import load
 from neuralef.report.record import timed
 from neuralef.serialization.replace import check_writable
 from neuralef.solvers import NestedLoRA, NeuralEF, Nystrom, RandomFeatures, Solver, SpIN, Subspace
 from neuralef.solvers.trained import TrainedSolver
-from neuralef.spectrum import load
 
 KERNELS: Choices = {
     "rbf": RBF, "matern": Matern, "periodic": Periodic, "linear": Linear, "polynomial": Polynomial,

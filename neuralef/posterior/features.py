@@ -16,12 +16,13 @@ from neuralef.jacobian.models import check_model
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.ntk import NTK
 from neuralef.linalg import descending_eigh, symmetric
+from neuralef.loading import unpack
 from neuralef.networks.activation_head import ActivationHead, Activations
 from neuralef.points import Layout, Points, call, evaluate, move, points_at_once
 from neuralef.posterior.distilled import LearnedResidual
 from neuralef.solvers import Distill, NeuralEF, Solver
 from neuralef.solvers.trained import TrainedSolver
-from neuralef.spectrum import Spectrum, unpack
+from neuralef.spectrum import Spectrum
 
 FUNCTIONS = 50  # by default
 SEEN = "network.activations.model."  # what a head looks at, in a file

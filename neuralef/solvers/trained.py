@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from neuralef.checks import check_choice, check_count, check_positive, digest
 from neuralef.gram import FeatureGram, Gram
-from neuralef.interrupts import held
 from neuralef.linalg import VANISHING
 from neuralef.modules import L2BatchNorm, Normalized
 from neuralef.networks import default_network, past_the_model
@@ -24,7 +23,7 @@ from neuralef.serialization.modules import describe, passed
 from neuralef.serialization.schema import NUMBER, check_header, check_tensors
 from neuralef.solvers import base
 from neuralef.spectrum import Spectrum
-from neuralef.training import Batches, Checkpoint, Step, autocast, joined, one_cycle, parted
+from neuralef.training import Batches, Checkpoint, Step, autocast, held, joined, one_cycle, parted
 
 # What papers train with: Adam at a constant rate, and nothing after it.
 PUBLISHED: dict[str, Any] = dict(
