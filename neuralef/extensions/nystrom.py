@@ -5,7 +5,7 @@ Each module gives (n, m), or (n, c, m) for c outputs; weights (m, k) turn that i
 
 import copy
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,16 @@ from neuralef.kernels.base import Kernel, SampledFeatures
 from neuralef.points import Layout, Points, flat
 from neuralef.serialization.modules import describe, rebuildable
 
+# By what function values at equal points may differ: rounding errors, or a share of the largest,
+# since equal rows of a product need not be computed alike.
+TOLERATED, ALIKE = 100, 1e-6
+
 
 def extend(gram: Gram, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Tensor]:
     """ψ(x) = κ(x, X) ψ(X)/(n μ), from rows (g, r, k) and eigenvalues (g, k).
 
-    A module x ↦ h(x) and weights w (g, m, k) with ψ(x) = h(x) w. Without a kernel or a feature map
-    the functions exist at the training points alone.
+    A module x ↦ h(x) and weights w (g, m, k) with ψ(x) = h(x) w. Without a kernel the functions
+    exist at the training points alone; those of a root that extends are `extend_root`'s.
     """
     scale = len(gram) * eigenvalues[:, None]
     if gram.kernel is not None:
@@ -30,14 +34,15 @@ def extend(gram: Gram, rows: Tensor, eigenvalues: Tensor) -> tuple[nn.Module, Te
                 "Nyström's formula keeps the points as landmarks, which must be a tensor, not a "
                 "dict; solve with NeuralEF and a network of your own"
             )
-        return KernelFeatures(gram.kernel, gram.x), gram.weigh(rows) / scale
-    if gram.has_root and gram.extends:
-        root = cast(RootGram, gram)
-        return extend_root(root, root.project(rows) / (root.scale * scale))
+        return KernelFeatures(gram.kernel, gram.x.detach()), gram.weigh(rows) / scale
     points = gram.x if isinstance(gram.x, Tensor) else flat(gram.x)
     values = gram.unfold(gram.values(rows, eigenvalues))
+    # as far as rounding turns an eigenvector, all of it between two points
+    rounding = gram.rounding().maximum(gram.function_precision * gram.mean_diagonal())
+    slack = TOLERATED * len(gram) ** 0.5 * rounding[:, None] / eigenvalues
+    _check_equal_points(points, values, gram.layout.unfold_groups(slack.clamp_min(ALIKE)))
     identity = torch.eye(rows.shape[-1]).to(rows)
-    return TrainingPoints(points, values), identity.expand(gram.groups, -1, -1)
+    return TrainingPoints(points.detach(), values), identity.expand(gram.groups, -1, -1)
 
 
 def extend_root(gram: RootGram, weights: Tensor) -> tuple[nn.Module, Tensor]:
@@ -109,6 +114,24 @@ class TangentFunctions(nn.Module):
     def forward(self, x: Points) -> Tensor:
         """(n, k), or (n, c, k)."""
         return self.tangent.push(x, self.directions, self.outputs).squeeze(1)
+
+
+def _check_equal_points(points: Tensor, values: Tensor, slack: Tensor) -> None:
+    """Refuse equal points at which functions differ by more than `slack` of their largest values.
+
+    Values are looked up by their points.
+    """
+    first: dict[bytes, int] = {}
+    index = [first.setdefault(_key(point), i) for i, point in enumerate(points.cpu())]
+    gap = (values - values[torch.tensor(index, device=values.device)]).abs()
+    differ = gap > slack * values.abs().amax(0)
+    if bool(differ.any()):
+        second = int(differ.flatten(1).any(1).nonzero()[0])
+        raise ValueError(
+            f"points {index[second]} and {second} are equal, but not their rows of the matrix or "
+            "the features: the functions have two values there. Give points that differ, such as "
+            "their numbers, torch.arange(n)[:, None]"
+        )
 
 
 @rebuildable

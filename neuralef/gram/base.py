@@ -39,6 +39,7 @@ class Gram(LaidOut, ABC):
     is_weighted: bool = False
     has_features: bool = False  # Φ lies in memory, and any points may stand for the rows
     precision: float = torch.finfo(torch.float64).eps  # relative, of a product with float64 rows
+    function_precision: float = 0.0  # relative, of functions' values, if coarser than κ's
     kernel: Kernel | None = None
     feature_map: Callable[[Any], Tensor] | None = None
     tangent: Tangent | None = None
@@ -72,7 +73,13 @@ class Gram(LaidOut, ABC):
 
     def rounding(self) -> Tensor:
         """The size of the rounding errors in κ's values, for each eigenproblem: (g,)."""
-        return torch.finfo(self.dtype).eps * self.mean_diagonal()
+        with torch.no_grad():
+            errors = self.errors().double()
+        return self.fold(errors[..., None]).sum((1, 2)) / len(self)
+
+    def errors(self) -> Tensor:
+        """The size of the rounding errors in κ(x_i, x_i), like `diagonal`."""
+        return torch.finfo(self.dtype).eps * self.diagonal().double().abs()
 
     @property
     def device(self) -> torch.device:

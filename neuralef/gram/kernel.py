@@ -64,11 +64,9 @@ class KernelGram(Gram):
         """The matrix: (n, n), (n·c, n·c) for joint outputs, (c, n, n) for independent ones."""
         return self.kernel(self.x, self.x)
 
-    def rounding(self) -> Tensor:
-        """The size of the rounding errors in κ's values, for each eigenproblem: (g,)."""
-        with torch.no_grad():
-            errors = self.kernel.rounding(self.x).double()
-        return self.fold(errors[..., None]).sum((1, 2)) / len(self)
+    def errors(self) -> Tensor:
+        """The size of the rounding errors in κ(x_i, x_i), like `diagonal`."""
+        return self.kernel.rounding(self.x)
 
 
 class DenseGram(Gram):
@@ -102,10 +100,10 @@ class DenseGram(Gram):
         if gap > 1e-4 * self.matrix.abs().max():
             raise ValueError(f"the matrix is not symmetric: entries differ by up to {gap:.3g}")
 
-    def rounding(self) -> Tensor:
-        """That of the coarser of the dtypes of the matrix and the points."""
+    def errors(self) -> Tensor:
+        """By the coarser of the dtypes of the matrix and the points."""
         eps = max(torch.finfo(dtype).eps for dtype in (self.matrix.dtype, self.dtype))
-        return eps * self.mean_diagonal()
+        return eps * self.diagonal().double().abs()
 
     def __getitem__(self, index: Tensor | slice) -> DenseGram:
         part = super().__getitem__(index)

@@ -25,7 +25,13 @@ class RootGram(Gram):
     has_root = True
     scale: float = 1.0  # K = ΦΦᵀ/scale
     features: int  # the width f of Φ
+    function_dtype: torch.dtype  # the coarser of Φ's and of that in which φ is evaluated
     _mean_diagonal: Tensor | None = None
+
+    @property
+    def function_precision(self) -> float:  # type: ignore[override]
+        """That of the dtype that φ is evaluated or stored in."""
+        return torch.finfo(self.function_dtype).eps
 
     @property
     def is_narrow(self) -> bool:
@@ -55,6 +61,10 @@ class RootGram(Gram):
             for _ in self.chunks(self.dtype):
                 pass
         return super().mean_diagonal() if self._mean_diagonal is None else self._mean_diagonal
+
+    def rounding(self) -> Tensor:
+        """Of ΦΦᵀ, for each eigenproblem: (g,). Φ is taken as exact, and J as its dtype has it."""
+        return self.precision * self.mean_diagonal()
 
     def __getitem__(self, index: Tensor | slice) -> Any:
         part = super().__getitem__(index)
@@ -142,6 +152,7 @@ class FeatureGram(RootGram):
         self.features = self.scale = shape[-1]  # K is the mean over the features
         for part in self._parts():
             check_finite(part, "phi")
+        self.function_dtype = dtype
         if feature_map is not None:
             self._try_feature_map(feature_map)
 
@@ -154,6 +165,7 @@ class FeatureGram(RootGram):
         if not isinstance(made, Tensor) or made.shape != first.shape:
             came = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
             raise ValueError(f"on one point feature_map must give {tuple(first.shape)}, got {came}")
+        self.function_dtype = min(first.dtype, made.dtype, key=lambda dtype: dtype.itemsize)
         first = first.to(made)
         if not torch.allclose(made, first, rtol=1e-2, atol=1e-2 * float(first.abs().max())):
             raise ValueError(
@@ -166,10 +178,6 @@ class FeatureGram(RootGram):
         """That of the points or, where they are token ids, float64 if Φ is."""
         double = self.phi.dtype == torch.float64 and not self.x.dtype.is_floating_point
         return torch.float64 if double else super().dtype
-
-    def rounding(self) -> Tensor:
-        """Φ is taken as exact, and multiplied in float64."""
-        return self.precision * self.mean_diagonal()
 
     def described(self) -> list[str]:
         """The kernel that the features are sampled from, if there is one, and their number."""
@@ -208,6 +216,7 @@ class JacobianGram(RootGram):
         self.layout = Layout(self.tangent.outputs(self.x))
         self.features = self.tangent.size
         self.precision = torch.finfo(self.dtype).eps  # J is in the model's dtype
+        self.function_dtype = self.dtype
 
     def described(self) -> list[str]:
         """The model, and how many of its weights count."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from neuralef.checks import as_real_tensor, check_finite
 from neuralef.gram.base import Gram, own_blocks
 from neuralef.gram.root import RootGram
-from neuralef.linalg import symmetric, symmetric_root
+from neuralef.linalg import eigvalsh, symmetric, symmetric_root
 
 ROUNDING = 1e-5  # of blocks that were computed in float32, as a share of the largest weight
 
@@ -42,10 +42,13 @@ class WeightedGram(Gram):
         """That of the Gram itself."""
         return self.gram.dtype
 
-    def rounding(self) -> Tensor:
-        """In proportion to κ itself."""
-        own = self.gram.mean_diagonal().clamp_min(torch.finfo(torch.float64).tiny)
-        return self.gram.rounding() * self.mean_diagonal() / own
+    def errors(self) -> Tensor:
+        """Weighted as κ itself."""
+        errors = self.gram.errors().double()
+        if self.root.ndim == 1:
+            rows = self.fold(errors[..., None])
+            return self.unfold(self.weigh(self.weigh(rows)))[..., 0]
+        return torch.einsum("ncd,nd->nc", self.root.square(), errors)
 
     def __getitem__(self, index: Tensor | slice) -> Any:
         return under(self.gram[index], self.root[index])
@@ -88,6 +91,7 @@ class WeightedRootGram(WeightedGram, RootGram):
     def __init__(self, gram: RootGram, root: Tensor) -> None:
         super().__init__(gram, root)
         self.scale, self.features = gram.scale, gram.features
+        self.function_dtype = gram.function_dtype
 
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """W^½Φ as folded (g, some rows, f) chunks."""
@@ -97,7 +101,7 @@ class WeightedRootGram(WeightedGram, RootGram):
             for place, chunk in self.gram.placed(dtype)
         )
 
-    diagonal = RootGram.diagonal
+    diagonal, rounding = RootGram.diagonal, RootGram.rounding
 
 
 def under(gram: Gram, root: Tensor) -> WeightedGram:
@@ -133,7 +137,7 @@ def measure_root(gram: Gram, weights: Tensor) -> Tensor:
     slack = ROUNDING * float(largest)
     if not torch.allclose(weights, weights.mT, rtol=0, atol=slack):
         raise ValueError("the blocks of weights must be symmetric")
-    least = float(torch.linalg.eigvalsh(weights).min())
+    least = float(eigvalsh(weights).min())
     if least < -slack or largest == 0:
         raise ValueError(
             "the blocks of weights must be positive semi-definite and not all zero, the least "

@@ -216,7 +216,13 @@ class Coregional(Kernel):
 
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point: (n, c)."""
-        values = self.kernel.diagonal(x)
+        return self._own(self.kernel.diagonal(x))
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """Scaled with κ."""
+        return self._own(self.kernel.rounding(x))
+
+    def _own(self, values: Tensor) -> Tensor:
         return (values[:, None] * self.covariance.diagonal().to(values)).squeeze(1)
 
 
@@ -248,3 +254,7 @@ class Independent(Kernel):
     def diagonal(self, x: Tensor) -> Tensor:
         """κ(x_i, x_i) for every point: (n, c)."""
         return torch.stack([kernel.diagonal(x) for kernel in self.kernels], dim=1)
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """That of each."""
+        return torch.stack([kernel.rounding(x) for kernel in self.kernels], dim=1)

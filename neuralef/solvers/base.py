@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from neuralef.certificate import LEAST_POINTS
 from neuralef.checks import check_alike, check_count
 from neuralef.gram import Gram
-from neuralef.linalg import VANISHING, descending_eigh, orthonormalize
+from neuralef.linalg import VANISHING, check_defined, descending_eigh, eigvalsh, orthonormalize
 from neuralef.points import evaluate
 from neuralef.spectrum import Spectrum
 from neuralef.warnings import warn_user
@@ -121,14 +121,13 @@ def check_block(gram: Gram, generator: torch.Generator) -> None:
     part = gram[index]
     with torch.no_grad():
         block = part.to_dense().double()
-    if not bool(block.isfinite().all()):
-        raise ValueError("the kernel gives NaN or infinite values on the data")
+    check_defined(block)
     if part.is_weighted and not block.any():
         return  # points that weigh nothing tell nothing
     gap, size = (block - block.mT).abs().max(), block.abs().max()
-    if gap > 1e-4 * size:
+    if gap > 1e-4 * size and gap > TOLERATED * part.rounding().max():
         raise ValueError(f"the kernel is not symmetric: κ(x, x′) − κ(x′, x) reaches {gap:.3g}")
-    values = torch.linalg.eigvalsh(block).reshape(gram.groups, -1) / len(part)
+    values = eigvalsh(block).reshape(gram.groups, -1) / len(part)
     check_definite(values, part.rounding(), f"a block of {len(part)} points")
 
 
@@ -144,31 +143,44 @@ def check_definite(values: Tensor, rounding: Tensor, where: str) -> None:
         raise ValueError(f"the kernel vanishes on the data: {where} has no positive eigenvalue")
 
 
+def numerical_zero(eigenvalues: Tensor, rounding: Tensor) -> Tensor:
+    """The least of eigenvalues (g, k) that are there: 1e-9 μ₁, or the rounding of κ's values (g,).
+
+    As (g, 1).
+    """
+    return torch.maximum(VANISHING * eigenvalues[:, 0], rounding)[:, None]
+
+
 def make_spectrum(
     k: int, settings: dict[str, Any], gram: Gram, network: nn.Module, rotation: Tensor,
     eigenvalues: Tensor, residuals: Tensor, *, validation: Gram | None = None,
     history: list[dict[str, Any]] | None = None, span: int | None = None,
+    rounding: Tensor | None = None,
 ) -> Spectrum:  # fmt: skip
     """Drop what of k pairs is not there, say so, and hand out the result with its certificate.
 
     Arguments come folded: rotation (g, m, k), eigenvalues and residuals (g, k), descending. `span`
-    is the number of independent functions that a network gave.
+    is the number of independent functions that a network gave, `rounding` the Gram's if at hand.
     """
     mean_diagonal = gram.mean_diagonal()
-    # what is smaller is not there: 1e-9 μ₁, or the rounding of a kernel value
-    floor = torch.maximum(VANISHING * eigenvalues[:, 0], gram.rounding())
-    there = eigenvalues > floor[:, None]
+    rounding = gram.rounding() if rounding is None else rounding
+    zero = numerical_zero(eigenvalues, rounding)
+    there = eigenvalues > zero
     rank = int(there.sum(-1).max())
     if rank == 0:
         raise ValueError("the kernel vanishes on the data: it has no positive eigenvalue")
     if rank < k:
-        why = f"the others are below {floor.max():.1e}, the numerical zero of this kernel"
+        why = f"the others are below {zero.max():.1e}, the numerical zero of this kernel"
         if span is not None and span < k:
             why = f"the network gives only {span} independent functions; a larger one may find more"
         warn_user(f"found {rank} eigenpairs of the {k} asked for: {why}")
     # without refinement pairs are not sorted: one that is not there may stand between others
     kept = int(there.any(0).nonzero().max()) + 1
     of_groups = gram.layout.unfold_groups
+    # Kψ/n is known but for errors of κ's and of ψ's values, which fall like those of a mean
+    precision = gram.function_precision if gram.extends else 0.0
+    errors = rounding.maximum(precision * mean_diagonal) / gram.rows**0.5
+    residuals = residuals.maximum(errors[:, None] / eigenvalues.where(there, 1.0))
     spectrum = Spectrum(
         network, of_groups(torch.where(there[:, None, :], rotation, 0.0)[..., :kept]),
         of_groups(torch.where(there, eigenvalues, 0.0)[:, :kept]),
@@ -210,16 +222,22 @@ def refine(gram: Gram, network: nn.Module, k: int) -> tuple[Tensor, Tensor, Tens
     check_definite(eigenvalues, gram.rounding(), "the refinement")
     eigenvalues, rotation = eigenvalues[:, :k], rotation[..., :k]
     residuals = residual_norms(basis, image, eigenvalues, rotation)
+    # of functions in the network's dtype, whose errors fall like those of a mean
+    evaluated = torch.finfo(psi.dtype).eps / gram.rows**0.5 * eigenvalues[:, :1]
+    tiny = torch.finfo(residuals.dtype).tiny
+    residuals = residuals.maximum(evaluated / eigenvalues.clamp_min(tiny))
     span = int((basis.norm(dim=1) > 0).sum(-1).max())
     return eigenvalues, transform @ rotation, residuals, span
 
 
-def residual_norms(psi: Tensor, k_psi: Tensor, eigenvalues: Tensor, rotation: Tensor) -> Tensor:
-    """‖Kψ_j/m − μ_jψ_j‖/μ_j of the rotated functions, from Ψ and KΨ/m (g, r, functions).
+def residual_norms(
+    psi: Tensor, k_psi: Tensor, eigenvalues: Tensor, rotation: Tensor | None = None
+) -> Tensor:
+    """‖Kψ_j/m − μ_jψ_j‖/μ_j of functions, rotated if need be, from Ψ and KΨ/m (g, r, functions).
 
     The norm is L²(q)'s: per point, relative to that of ψ_j.
     """
-    functions = psi @ rotation
-    gap = k_psi @ rotation - functions * eigenvalues[:, None]
+    functions, images = (psi, k_psi) if rotation is None else (psi @ rotation, k_psi @ rotation)
+    gap = images - functions * eigenvalues[:, None]
     tiny = torch.finfo(psi.dtype).tiny
     return gap.norm(dim=1) / functions.norm(dim=1).clamp_min(tiny) / eigenvalues.clamp_min(tiny)

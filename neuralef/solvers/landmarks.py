@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from neuralef.gram import Gram
+from neuralef.linalg import check_defined, eigvalsh, symmetric
 from neuralef.points import POINTS_AT_ONCE
 
 SELECTIONS = ("uniform", "k-means++", "leverage")
@@ -28,7 +29,9 @@ def _plus_plus(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
     from sklearn.cluster import kmeans_plusplus
 
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
-    _, index = kmeans_plusplus(x.flatten(1).double().cpu().numpy(), count, random_state=seed)
+    _, index = kmeans_plusplus(
+        x.detach().flatten(1).double().cpu().numpy(), count, random_state=seed
+    )
     return torch.from_numpy(index).long()
 
 
@@ -45,14 +48,20 @@ def leverage_scores(gram: Gram, count: int, k: int, generator: torch.Generator) 
     with torch.no_grad():
         roots = gram.weigh(torch.ones(1, len(gram), 1, dtype=torch.float64, device=gram.device))[0]
         inner = gram.kernel(sample, sample).double() * roots[chosen] * roots[chosen].T
+        inner = symmetric(inner)
         diagonal = gram.diagonal().double()
-        tail = torch.linalg.eigvalsh(inner).clamp_min(0).flip(0)[k:].sum() / k
-        ridge = torch.maximum(tail, 1e-9 * inner.diagonal().sum())
+        check_defined(diagonal)
+        values = eigvalsh(inner).flip(0)
+        tail = values.clamp_min(0)[k:].sum() / k
+        size = inner.diagonal().sum().maximum(diagonal.max())  # a sample may weigh nothing
+        # and what rounding made indefinite
+        ridge = torch.stack([tail, 1e-9 * size, -2 * values[-1]]).max()
         identity = torch.eye(count, dtype=inner.dtype, device=inner.device)
         factor = torch.linalg.cholesky(inner + ridge * identity)
         parts = zip(*(values.split(POINTS_AT_ONCE) for values in (gram.x, roots)), strict=True)
         for part, root in parts:
             cross = (gram.kernel(part, sample).double() * root).T * roots[chosen]
+            check_defined(cross)
             image = torch.linalg.solve_triangular(factor, cross, upper=False)
             explained.append(image.square().sum(0))
     return (diagonal - torch.cat(explained)).clamp_min(1e-12 * float(diagonal.max())).cpu()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from neuralef.checks import check_count, check_positive
 from neuralef.gram import Gram, RootGram
-from neuralef.linalg import VANISHING, descending_eigh
+from neuralef.linalg import VANISHING, check_defined, descending_eigh
 from neuralef.solvers.base import check_definite
 from neuralef.solvers.exact import ExactSolver, Pairs, dense_pairs
 from neuralef.warnings import warn_user
@@ -54,14 +54,15 @@ class Subspace(ExactSolver):
         if self.start_points is not None:
             check_count(self.start_points, "start_points")
 
-    def pairs(self, gram: Gram, generator: torch.Generator) -> Pairs:
-        """The top k pairs of a Gram."""
+    def pairs(self, gram: Gram, generator: torch.Generator, start: Tensor | None = None) -> Pairs:
+        """The top k pairs of a Gram; those of a `start` (g, r, …), if any, are iterated on."""
         if gram.is_narrow:
             return self._through_features(cast(RootGram, gram), generator)
         if gram.rows <= DENSE_SIDE:
             return dense_pairs(gram, self.k)
         n = len(gram)
-        values, vectors, _ = self._top(gram.product, (gram.groups, gram.rows), gram, generator)
+        shape = (gram.groups, gram.rows)
+        values, vectors, _ = self._top(gram.product, shape, gram, generator, start)
         check_definite(values / n, gram.rounding(), "the kernel matrix")
         return Pairs(values[:, : self.k] / n, vectors[..., : self.k] * math.sqrt(n))
 
@@ -72,26 +73,27 @@ class Subspace(ExactSolver):
         if f <= max(DENSE_SIDE, DENSE_SHARE * (self.k + self.oversample)):
             chunks = (chunk.double() for chunk in gram.chunks(torch.float64))
             covariance = torch.as_tensor(sum(chunk.mT @ chunk for chunk in chunks))
-            if not bool(covariance.isfinite().all()):
-                raise ValueError("the kernel gives NaN or infinite values on the data")
+            check_defined(covariance)
             values, vectors = descending_eigh(covariance)
             images = covariance @ vectors[..., :k]
         else:
             start = self._start(gram, generator)
             shape = (gram.groups, f)
             values, vectors, images = self._top(gram.normal, shape, gram, generator, start)
-        values, vectors, images = values[:, :k].clamp_min(0), vectors[..., :k], images[..., :k]
-        # s μ = values/n; what ΦᵀΦ has not got stays zero
-        inverse = torch.where(values > VANISHING * values[:, :1], (values / n).rsqrt(), 0.0)
-        weights, eigenvalues = vectors * inverse[:, None], values / (gram.scale * n)
+        weights, images = _weights(gram, values, vectors, images, k)
+        eigenvalues = values[:, :k].clamp_min(0) / (gram.scale * n)
+        if not gram.extends:
+            return Pairs(eigenvalues, gram.expand(weights), weights)
         # Kψ/n − μψ = Φ(ΦᵀΦw − s n μ w)/(s n)
-        gap = (images - vectors * values[:, None]) * (inverse[:, None] / (gram.scale * n))
+        gap = images / (gram.scale * n) - weights * eigenvalues[:, None]
         norms = _root_norms(gram, gap, covariance) / math.sqrt(n)
-        # no function is better than the rounding of its values, which K multiplies by up to μ₁
-        norms = torch.maximum(norms, gram.precision * eigenvalues[:, :1])
-        residuals = norms / eigenvalues.clamp_min(torch.finfo(values.dtype).tiny)
-        rows = None if gram.extends else gram.expand(weights)
-        return Pairs(eigenvalues, rows, weights, residuals)
+        # no function is better than the rounding of its values, which K multiplies by up to μ₁:
+        # that of their dtype, and of the f terms of φ(x)·w, which are √(κ/μ) in all
+        safe = eigenvalues.clamp_min(torch.finfo(values.dtype).tiny)
+        terms = eigenvalues.sum(1, keepdim=True) / (safe * f * gram.rows)
+        precision = (gram.precision * terms.sqrt()).clamp_min(gram.function_precision)
+        residuals = torch.maximum(norms, precision * eigenvalues[:, :1]) / safe
+        return Pairs(eigenvalues, None, weights, residuals)
 
     def _start(self, gram: RootGram, generator: torch.Generator) -> Tensor | None:
         """The top subspace of some of the points, after as many turns as one pass would pay for."""
@@ -118,14 +120,14 @@ class Subspace(ExactSolver):
             start = torch.randn(groups, size, width, dtype=torch.float64, generator=generator)
         basis = torch.linalg.qr(start.to(gram.device)).Q
         tolerance = max(self.tolerance, gram.precision)  # no product is better than its rounding
+        noise = product_noise(gram)
         for _ in range(self.iterations):
             image = multiply(basis)
-            if not bool(image.isfinite().all()):
-                raise ValueError("the kernel gives NaN or infinite values on the data")
+            check_defined(image)
             values, rotation = descending_eigh(basis.mT @ image)
             vectors, images = basis @ rotation, image @ rotation
             residual = (images - vectors * values[:, None])[..., : self.k].norm(dim=1)
-            if bool((residual <= tolerance * values[:, :1].abs()).all()):
+            if bool((residual <= noise.maximum(tolerance * values[:, :1].abs())).all()):
                 break
             basis = torch.linalg.qr(images).Q
         else:
@@ -134,6 +136,31 @@ class Subspace(ExactSolver):
                 f"{float((residual / values[:, :1]).max()):.1e} μ₁; raise iterations or tolerance"
             )
         return values, vectors, images
+
+
+def product_noise(gram: Gram) -> Tensor:
+    """What rounding of κ's values, which need not be symmetric, leaves of Kψ of unit ψ: (g, 1)."""
+    if gram.has_root:  # whose product is ΦΦᵀ, and symmetric but for its precision
+        return torch.zeros(gram.groups, 1, dtype=torch.float64, device=gram.device)
+    return gram.rounding()[:, None] * len(gram) / gram.rows**0.5
+
+
+def _weights(
+    gram: RootGram, values: Tensor, vectors: Tensor, images: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """Weights w (g, f, k) of functions of squared norm n, as they are evaluated, and ΦᵀΦw.
+
+    From eigenvalues, eigenvectors V and ΦᵀΦV; what ΦᵀΦ has not got stays zero.
+    """
+    largest, scale = values[:, :1], len(gram) ** 0.5
+    inverse = torch.where(values > VANISHING * largest, values.clamp_min(1e-300).rsqrt(), 0.0)
+    inverse = scale * inverse[:, None, :k]
+    weights, images = vectors[..., :k] * inverse, images[..., :k] * inverse
+    if gram.tangent is None:
+        return weights, images
+    rounded = weights.to(gram.function_dtype).double()
+    change = vectors.mT @ (rounded - weights)
+    return rounded, images + vectors @ (values[..., None] * change)
 
 
 def _root_norms(gram: RootGram, weights: Tensor, covariance: Tensor | None) -> Tensor:

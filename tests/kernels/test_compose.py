@@ -6,7 +6,7 @@ from cases import REFERENCE
 from truth import points
 
 import neuralef as nef
-from neuralef.kernels import RBF, Centered, Function, Linear, Polynomial
+from neuralef.kernels import RBF, Centered, Coregional, Function, Independent, Linear, Polynomial
 
 
 def test_centring_is_h_k_h_and_leaves_no_mean():
@@ -102,3 +102,19 @@ def test_a_scale_must_be_positive(bad):
 def test_a_function_must_return_the_block(function, options):
     with pytest.raises(ValueError, match="must return a tensor"):
         Function(function, **options)(points(4), points(3))
+
+
+def test_kernels_of_several_outputs_keep_the_rounding_of_what_they_are_made_of():
+    x = torch.full((6, 2), 2.0, dtype=torch.float64) + 1e-9 * points(6)
+    part = Linear().centered(x)  # whose own values are far below what cancelled in them
+    each, weights = part.rounding(x), torch.arange(6.0)
+    assert float(each.min()) > 1e3 * float(torch.finfo(x.dtype).eps * part.diagonal(x).max())
+    torch.testing.assert_close(Independent(part, RBF()).rounding(x)[:, 0], each)
+    joint = Coregional(part, torch.tensor([[3.0, 1.0], [1.0, 2.0]]))
+    torch.testing.assert_close(joint.rounding(x), each[:, None] * torch.tensor([3.0, 2.0]))
+    gram = joint.gram(x)
+    torch.testing.assert_close(gram.rounding(), 5 * each.mean()[None].detach())
+    of_measure = (weights * each.detach()).mean()
+    torch.testing.assert_close(gram.weighted(weights).rounding(), 5 * of_measure[None])
+    blocks = weights[:, None, None] * torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    torch.testing.assert_close(gram.weighted(blocks).rounding(), 8 * of_measure[None])

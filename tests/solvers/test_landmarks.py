@@ -4,7 +4,7 @@ from cases import K
 from truth import points
 
 import neuralef as nef
-from neuralef.kernels import RBF, Coregional, Matern
+from neuralef.kernels import RBF, Coregional, Function, Linear, Matern, Polynomial
 
 
 @pytest.mark.parametrize("selection", ["uniform", "k-means++", "leverage"])
@@ -41,3 +41,27 @@ def test_selection_of_landmarks_that_makes_no_sense_is_refused():
     joint = Coregional(RBF(), torch.eye(2)).gram(points(30))
     with pytest.raises(ValueError, match="scalar kernel"):
         nef.Nystrom(2, landmarks=5, selection="leverage").solve(joint)
+
+
+@pytest.mark.parametrize("selection", ["uniform", "k-means++", "leverage"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kernel", [Linear(), Polynomial(2), RBF(1e3), 1e-8 * Linear()], ids=repr)
+def test_landmarks_of_a_kernel_of_low_rank(selection, dtype, kernel):
+    x = points(80, dtype=dtype).requires_grad_()
+    exact = nef.Nystrom(2).solve(kernel.gram(x.detach()))
+    for count in (6, 40):
+        spectrum = nef.Nystrom(2, landmarks=count, selection=selection).solve(kernel.gram(x))
+        assert bool(spectrum(x).isfinite().all())
+        assert not any(kept.requires_grad for kept in spectrum.buffers())
+        if selection != "uniform" and count == 40:  # far more than the kernel has functions
+            gap = (spectrum.eigenvalues - exact.eigenvalues).abs().max()
+            share = max(1e-8, 100 * torch.finfo(dtype).eps)
+            assert float(gap) < share * float(exact.eigenvalues[0])
+
+
+@pytest.mark.parametrize("selection", ["uniform", "k-means++", "leverage"])
+def test_a_kernel_that_is_nan_between_landmarks_is_named(selection):
+    x = points(600, 1)
+    far = Function(lambda a, b: torch.where((a - b.T).abs() > 4, torch.nan, RBF()(a, b)))
+    with pytest.raises(ValueError, match="the kernel gives NaN or infinite values"):
+        nef.Nystrom(2, landmarks=300, selection=selection).solve(far.gram(x))

@@ -6,7 +6,8 @@ from truth import assert_pairs, points, quadrature
 
 import neuralef as nef
 import neuralef.solvers.nystrom
-from neuralef.kernels import RBF, Centered, Linear
+from neuralef.gram import DenseGram
+from neuralef.kernels import RBF, Centered, Linear, Matern
 
 
 def test_lanczos_takes_over_above_the_dense_size(monkeypatch):
@@ -99,3 +100,43 @@ def test_mercer_sum_of_all_pairs_is_the_kernel():
     np.testing.assert_allclose(
         spectrum.kernel(fresh, x).detach(), RBF(0.3)(fresh, x).detach(), atol=1e-6
     )
+
+
+def repeated(kernel, copies, seed):
+    """The Gram of a kernel on clusters that do not see each other, whose every pair is repeated."""
+    x = points(8 + seed, 2, seed)
+    matrix = torch.block_diag(*[kernel(x, x).detach()] * copies)
+    return DenseGram(torch.arange(len(matrix))[:, None], matrix)
+
+
+@pytest.mark.parametrize("side", [2048, 1], ids=["whole", "by iteration"])
+@pytest.mark.parametrize("copies", [2, 5, 10])
+@pytest.mark.parametrize("kernel", [RBF(3.0), RBF(), Matern(0.5)], ids=repr)
+def test_lanczos_finds_every_copy_of_a_repeated_eigenvalue(kernel, copies, side, monkeypatch):
+    monkeypatch.setattr("neuralef.solvers.subspace.DENSE_SIDE", side)
+    for seed in range(6):
+        gram = repeated(kernel, copies, seed)
+        for k in (1, 2, 5, 8):
+            spectrum = nef.Nystrom(k, method="lanczos", seed=seed).solve(gram)
+            found = spectrum.eigenvalues, spectrum(gram.x)
+            assert_pairs(gram, gram.matrix, *found, functions=1e-6)
+
+
+def test_lanczos_that_finds_nothing_is_no_end(monkeypatch):
+    import scipy.sparse.linalg as sparse
+
+    def failing(*given, **more):
+        raise sparse.ArpackNoConvergence("no", np.zeros(0), np.zeros((POINTS, 0)))
+
+    monkeypatch.setattr(sparse, "eigsh", failing)
+    gram = RBF().gram(points(POINTS))
+    spectrum = nef.Nystrom(K, method="lanczos").solve(gram)
+    assert_pairs(gram, gram.to_dense().detach(), spectrum.eigenvalues, spectrum(gram.x))
+
+
+def test_lanczos_that_found_all_makes_a_few_products_more(monkeypatch):
+    for kernel in (RBF(), Linear(), Matern(0.5)):
+        for dtype in (torch.float32, torch.float64):
+            gram = kernel.gram(points(60, 5).to(dtype))
+            monkeypatch.setattr(nef.Subspace, "pairs", lambda *given: pytest.fail("went on"))
+            assert nef.Nystrom(K, method="lanczos").solve(gram).rank == K
