@@ -15,7 +15,14 @@ from neuralef.modules.tracked import FINGERPRINT
 from neuralef.points import Layout, PointDict
 from neuralef.serialization.files import FileFormatError, below, read_tensors, understood
 from neuralef.serialization.modules import rebuild
-from neuralef.serialization.schema import COUNT, check_header, check_sound, check_tensors, restore
+from neuralef.serialization.schema import (
+    ANY_SEED,
+    COUNT,
+    check_header,
+    check_sound,
+    check_tensors,
+    restore,
+)
 from neuralef.spectrum import PROBE, VALIDATION, Spectrum
 
 HEADER = {
@@ -50,6 +57,7 @@ def unpack(
     """The spectrum that `Spectrum.pack` packed, made around what the user passes."""
     with understood(path):
         check_header(header, HEADER)
+        check_header(header["solver"].get("seed"), (None, ANY_SEED), "the seed of its solver")
         check_sound(tensors, UNBOUNDED)
         network = rebuild(header["network"], given, tensors)
         spectrum = _assembled(network, header, dict(tensors)).to(device)

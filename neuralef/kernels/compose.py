@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from neuralef.checks import check_finite, check_points
 from neuralef.kernels.base import Kernel
 from neuralef.kernels.classic import Positive, check_pair
+from neuralef.linalg import eigh
 from neuralef.points import CHUNK, Layout, Points
 from neuralef.serialization.modules import describe, rebuildable
 
@@ -192,7 +193,7 @@ class Coregional(Kernel):
         if given.ndim != 2 or given.shape[0] != given.shape[1]:
             raise ValueError(f"covariance must be c × c, got {tuple(given.shape)}")
         check_finite(given, "covariance")
-        values, vectors = torch.linalg.eigh(given)
+        values, vectors = eigh(given, "covariance")
         if not torch.equal(given, given.T) or values[0] < -1e-12 * values[-1]:
             raise ValueError("covariance must be symmetric and positive semi-definite")
         self.kernel = kernel

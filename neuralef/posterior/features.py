@@ -15,7 +15,7 @@ from neuralef.gram import FeatureGram, Gram, JacobianGram
 from neuralef.jacobian.models import check_model
 from neuralef.jacobian.tangent import Tangent
 from neuralef.kernels.ntk import NTK
-from neuralef.linalg import descending_eigh, symmetric
+from neuralef.linalg import descending_eigh, eigh, symmetric
 from neuralef.loading import unpack
 from neuralef.networks.activation_head import ActivationHead, Activations
 from neuralef.points import Layout, Points, call, evaluate, move, points_at_once
@@ -185,7 +185,7 @@ def residual_blocks(tangent: Tangent, x: Points, features: Tensor) -> Tensor:
     with torch.no_grad():
         blocks = [(j.double() @ j.double().mT) for j in tangent.chunks(x, features.shape[1])]
     left = torch.cat(blocks) - features @ features.mT
-    values, vectors = torch.linalg.eigh(symmetric(left))
+    values, vectors = eigh(symmetric(left), "the tangent kernel")
     return (vectors * values.clamp_min(0)[:, None]) @ vectors.mT
 
 
