@@ -88,8 +88,9 @@ def resumed(path):
     """The undisturbed run, or what goes on from a checkpoint."""
     try:
         return trained().solve(RBF().gram(X), checkpoint=path)
-    except FloatingPointError as error:  # which says what numbers that were spoilt lead to
-        raise ValueError(f"{path}: {error}") from error
+    except (FloatingPointError, ValueError) as error:  # of training, by spoilt numbers
+        told = "" if "NaN or infinite" not in str(error) or str(path) in str(error) else f"{path}: "
+        raise ValueError(f"{told}{error}") from error
 
 
 def stopped(path):
