@@ -112,7 +112,7 @@ def descend(model):
 
 def test_a_network_that_was_widened_comes_back_from_its_description():
     wide = ResNet(8, width=2, channels=2, seed=0).widened(2, seed=3)
-    twin = rebuild(describe(wide), {})
+    twin = rebuild(describe(wide), {}, wide.state_dict())
     twin.load_state_dict(wide.state_dict())
     x = images(3).float()
     torch.testing.assert_close(twin.eval()(x), wide.eval()(x))

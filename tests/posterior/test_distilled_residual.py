@@ -154,9 +154,9 @@ def test_a_file_is_read_by_the_layers_it_was_written_with(tmp_path, head):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("residual.level", "damaged: it lacks some of its residual"),
-        ("ggn", "damaged or too old: it lacks ggn"),
-        ("model_probe", "damaged or too old: it lacks model_probe"),
+        ("residual.level", "it lacks some of its residual"),
+        ("ggn", "it lacks ggn"),
+        ("model_probe", "it lacks model_probe"),
     ],
 )
 def test_a_file_that_lacks_a_part_is_refused(tmp_path, learned, name, said):
@@ -166,7 +166,7 @@ def test_a_file_that_lacks_a_part_is_refused(tmp_path, learned, name, said):
     header, tensors = read_tensors(path, laplace.FORMAT)
     del tensors[name]
     write_tensors(path, laplace.FORMAT, header, tensors)
-    with pytest.raises(ValueError, match=rf"p\.safetensors is {said}"):
+    with pytest.raises(ValueError, match=rf"p\.safetensors.* damaged: {said}"):
         LinearizedLaplace.load(path, model)
 
 
