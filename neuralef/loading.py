@@ -29,7 +29,8 @@ HEADER = {
     "network": dict, "layout": {"outputs": COUNT, "independent": bool}, "example": (None, [str]),
     "solver": dict, "history": [dict], "validation_points?": COUNT, "head?": bool,
 }  # fmt: skip
-UNBOUNDED = ("residuals", f"{VALIDATION}estimates", f"{VALIDATION}low", f"{VALIDATION}high")
+# Residuals and certificates may be unknown; the network, perhaps a user's own, has its probe.
+UNBOUNDED = ("network.", "residuals", VALIDATION)
 BUFFERS = ("rotation", "eigenvalues", "residuals", "mean_diagonal")
 
 
@@ -101,8 +102,10 @@ def _check_shapes(tensors: dict[str, Tensor], layout: Layout) -> None:
     if any(name.startswith(VALIDATION) for name in tensors):
         shapes |= {f"{VALIDATION}{n}": pairs for n in ("eigenvalues", "estimates", "low", "high")}
     check_tensors(tensors, shapes)
-    if bool((values < 0).any()) or bool((tensors["mean_diagonal"] < 0).any()):
+    if any(bool((tensors[name] < 0).any()) for name in BUFFERS[1:]):
         raise FileFormatError("it is damaged: it holds negative eigenvalues")
+    if tensors[FINGERPRINT].dtype != torch.uint8 or tensors[FINGERPRINT].shape != (32,):
+        raise FileFormatError("it is damaged: its fingerprint is none")
 
 
 def _recognise(spectrum: Spectrum, probe: Tensor) -> None:

@@ -1,13 +1,14 @@
 """What every training shares: a step that a GPU captures once, batches, rates, and a file."""
 
+from __future__ import annotations
+
 import json
 import math
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -195,7 +196,7 @@ class Checkpoint:
         with understood(self.path):
             if not (isinstance(header, dict) and isinstance(header.get("run"), dict)):
                 raise FileFormatError("it is damaged: it does not say of which run it is")
-            check_sound(tensors)
+            check_sound(tensors, ("network.", "model."))
         differing = [key for key in self.run if header["run"].get(key) != self.run[key]]
         if differing:
             raise ValueError(
@@ -221,43 +222,52 @@ class Checkpoint:
         self.times, self.saved, self.written = self.times + 1, self.share, time.perf_counter()
 
 
-@contextmanager
-def held(wanted: bool = True) -> Iterator[Callable[[], bool]]:
-    """Hold signals until the end of the block, which may ask whether one has come.
+class Held:
+    """Signals that wait until `deliver` is called, or the end of the block; true if one has come.
 
-    A second one ends the block at once. Only the main thread can listen: elsewhere none is held,
-    and none that is ignored or in the hands of others than Python.
+    A second one comes through at once. Only the main thread can listen: elsewhere none is held,
+    nor are those that are ignored, or in the hands of others than Python.
 
-    >>> with held() as interrupted:
-    ...     interrupted()
+    >>> with Held() as signals:
+    ...     bool(signals)
     False
     """
-    came: list[int] = []
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        before = {}
-    before = {n: handler for n, handler in before.items() if handler not in (None, signal.SIG_IGN)}
 
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) > 1:
-            release()
+    def __init__(self, wanted: bool = True) -> None:
+        self.came: list[int] = []
+        self.before: dict[int, Any] = {}
+        if wanted and threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in SIGNALS}
+            left_alone = (None, signal.SIG_IGN)
+            self.before = {n: found for n, found in handlers.items() if found not in left_alone}
+
+    def __bool__(self) -> bool:
+        return bool(self.came)
+
+    def __enter__(self) -> Held:
+        for number in self.before:
+            signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        came, self.came = self.came, []
+        for number in came[:1]:
             signal.raise_signal(number)
+
+    def deliver(self) -> None:
+        """Let what has come through to its own handler; where that returns, go on as before."""
+        if self.came:
+            self.__exit__()
+            self.__enter__()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.came.append(number)
+        if len(self.came) > 1:
+            self.__exit__()
         elif on_terminal():
             sys.stderr.write("\nstopping after this step, which is saved; once more: at once\n")
-
-    def release() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield lambda: bool(came)
-    finally:
-        release()
-        if len(came) == 1:
-            signal.raise_signal(came[0])
 
 
 def joined(parts: dict[str, Any]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from neuralef.training import SIGNALS, held
+from neuralef.training import SIGNALS, Held
 
 each_signal = pytest.mark.parametrize("number", SIGNALS)
 
@@ -32,10 +32,10 @@ def test_a_signal_comes_through_at_the_end_and_to_the_programs_own_handler(numbe
     done = []
 
     def work():
-        with held() as interrupted:
-            done.append(interrupted())
+        with Held() as signals:
+            done.append(bool(signals))
             signal.raise_signal(number)
-            done.append(interrupted())
+            done.append(bool(signals))
 
     with pytest.raises(Struck):
         work()
@@ -48,7 +48,7 @@ def test_a_second_one_comes_through_at_once(number, handlers):
     done = []
 
     def work():
-        with held():
+        with Held():
             for each in (signal.SIGTERM, number, number):
                 signal.raise_signal(each)
                 done.append(each)
@@ -59,14 +59,30 @@ def test_a_second_one_comes_through_at_once(number, handlers):
     assert all(signal.getsignal(each) is handlers for each in SIGNALS)
 
 
+@each_signal
+def test_a_handler_that_returns_lets_the_work_go_on(number):
+    came, done = [], []
+    before = signal.signal(number, lambda *given: came.append(given[0]))
+    with Held() as signals:
+        for step in range(5):
+            if step in (1, 3):
+                signal.raise_signal(number)
+            assert len(came) == len([each for each in done if each in (1, 3)])
+            done.append(step)
+            signals.deliver()
+            assert not signals
+    assert signal.signal(number, before) is not before
+    assert (came, done) == ([number, number], [0, 1, 2, 3, 4])
+
+
 def test_without_a_signal_nothing_is_changed(handlers):
-    with held() as interrupted:
-        assert not interrupted()
+    with Held() as signals:
+        assert not signals
     assert all(signal.getsignal(each) is handlers for each in SIGNALS)
 
 
 def test_errors_leave_the_handlers_as_they_were(handlers):
-    with pytest.raises(ZeroDivisionError), held():
+    with pytest.raises(ZeroDivisionError), Held():
         raise ZeroDivisionError
     assert all(signal.getsignal(each) is handlers for each in SIGNALS)
 
@@ -74,7 +90,7 @@ def test_errors_leave_the_handlers_as_they_were(handlers):
 @each_signal
 def test_nothing_is_held_unless_wanted(number, handlers):
     def work():
-        with held(wanted=False):
+        with Held(wanted=False):
             signal.raise_signal(number)
             pytest.fail("it is not held")
 
@@ -84,9 +100,9 @@ def test_nothing_is_held_unless_wanted(number, handlers):
 
 def test_a_signal_that_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with held() as interrupted:
+    with Held() as signals:
         signal.raise_signal(signal.SIGTERM)
-        assert not interrupted()
+        assert not signals
     assert signal.signal(signal.SIGTERM, before) is signal.SIG_IGN
 
 
@@ -94,8 +110,8 @@ def test_other_threads_hold_nothing_and_do_not_fail():
     found = []
 
     def work():
-        with held() as interrupted:
-            found.append(interrupted())
+        with Held() as signals:
+            found.append(bool(signals))
 
     thread = threading.Thread(target=work)
     thread.start()

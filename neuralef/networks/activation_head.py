@@ -16,6 +16,7 @@ from neuralef.networks.mlp import SharedMLP
 from neuralef.points import Points, call, layer_by_layer, move, points_at_once, twice
 from neuralef.progress import watched
 from neuralef.serialization import rebuildable
+from neuralef.serialization.schema import unbounded
 
 HELD = 2**28  # activations of all points, at most
 LOOKED_AT = 2**28  # activations that means, scales and variances are estimated from, at most
@@ -48,7 +49,8 @@ class Activations(nn.Module):
             self.size += layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         self.size += len(layer.weight)  # the outputs
         if self.example is not None:
-            self._keep_one_row_a_point(self.example)
+            with unbounded():
+                self._keep_one_row_a_point(self.example)
 
     @torch.no_grad()
     def _keep_one_row_a_point(self, example: Points) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +26,7 @@ from neuralef.serialization.replace import replace_file
 
 KEYS = {"experiment", "preset", "config", "environment", "paper", "measured"}
 RESULT = "result.json"
-DIGITS = 64  # of a checksum
+CHECKSUM_LIKE = re.compile(r"[0-9a-f]{64}")
 PACKAGES = ("numpy", "scipy", "scikit-learn", "laplace-torch")  # if installed
 
 
@@ -80,7 +81,7 @@ def read_result(folder: Path) -> dict[str, Any]:
         raise FileFormatError(f"{path} is damaged or of another program: it lacks {lacks}")
     checksum = result.pop(CHECKSUM, None)
     # files of version 0.2 have none, but then no other part looks like one
-    none = checksum is None and all(len(str(part)) != DIGITS for part in result.values())
+    none = checksum is None and not any(map(CHECKSUM_LIKE.fullmatch, map(str, result.values())))
     if not (none or checksum == json_checksum(result)):
         raise FileFormatError(f"{path} is damaged: its checksum is not that of its content")
     return result

@@ -107,10 +107,12 @@ def understood(path: str | Path) -> Iterator[None]:
     """Whatever goes wrong as a file is made use of is said of the file."""
     try:
         yield
-    except FileFormatError as error:
-        raise error if str(path) in str(error) else FileFormatError(f"{path}: {error}") from error
-    except ValueError as error:  # of what was passed beside the file, mostly
-        raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
+    except ValueError as error:
+        if str(error).startswith((f"{path} ", f"{path}:")):
+            raise
+        # plain ones are of what was passed beside the file, mostly
+        kind = FileFormatError if isinstance(error, FileFormatError) else ValueError
+        raise kind(f"{path}: {error}") from error
     except OSError:
         raise
     except Exception as error:  # of code that took what the file, or the caller, gave it

@@ -2,8 +2,10 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from shutil import rmtree
 
@@ -11,6 +13,8 @@ try:
     import fcntl
 except ImportError:  # not on Windows, where what a killed process left stays
     fcntl = None  # type: ignore[assignment]
+
+PATIENCE = 1.0  # seconds that another writer into the same folder may take to clean up
 
 
 def check_writable(folder: Path) -> None:
@@ -38,7 +42,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
             mode = written.stat().st_mode  # safetensors lets nobody else read its files
             write(written)
             written.chmod(mode)
-            with written.open("rb") as file:  # on the disk, before the name is
+            with written.open("r+b") as file:  # on the disk, before the name is
                 os.fsync(file.fileno())
             os.replace(written, path)
     except OSError as error:
@@ -48,13 +52,13 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 @contextmanager
 def _own_folder(path: Path) -> Iterator[Path]:
     """A folder for what is written, which nobody else removes while this process lives."""
-    with _locked(path.parent):
-        for left in path.parent.glob(f".{path.name}.*.tmp"):
-            with _locked(left, wait=False) as abandoned:
-                if abandoned:
+    with _locked(path.parent, PATIENCE):
+        for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+            with _locked(left) as abandoned:
+                if abandoned and _is_ours(left, path.name):
                     rmtree(left, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
-        lock = _lock(folder, wait=False)
+        lock = _lock(folder)
     try:
         yield folder
     finally:
@@ -63,9 +67,16 @@ def _own_folder(path: Path) -> Iterator[Path]:
             os.close(lock)
 
 
+def _is_ours(folder: Path, name: str) -> bool:
+    """Whether it is called as `mkdtemp` does, and holds what a writer has in it, at most."""
+    middle = folder.name.removeprefix(f".{name}.").removesuffix(".tmp")
+    made = len(middle) == 8 and "." not in middle
+    return made and all(p.name == name or p.name.startswith(".tmp") for p in folder.iterdir())
+
+
 @contextmanager
-def _locked(folder: Path, wait: bool = True) -> Iterator[bool]:
-    lock = _lock(folder, wait)
+def _locked(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
+    lock = _lock(folder, seconds)
     try:
         yield lock is not None
     finally:
@@ -73,15 +84,20 @@ def _locked(folder: Path, wait: bool = True) -> Iterator[bool]:
             os.close(lock)
 
 
-def _lock(folder: Path, wait: bool) -> int | None:
-    """A lock that ends with the process at the latest; None where another one has it."""
-    if fcntl is None:
+def _lock(folder: Path, seconds: float = 0.0) -> int | None:
+    """A lock that ends with the process at the latest; None where another one has it so long."""
+    if fcntl is None or not folder.is_dir():
         return None
-    opened = None
-    with suppress(OSError):  # another's, or of a file system that knows no locks
-        opened = os.open(folder, os.O_RDONLY)
-        fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        return opened
-    if opened is not None:
+    opened, end = os.open(folder, os.O_RDONLY), time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return opened
+        except BlockingIOError:
+            if time.monotonic() < end:
+                time.sleep(0.01)
+                continue
+        except OSError:  # of a file system that knows no locks
+            pass
         os.close(opened)
-    return None
+        return None

@@ -1,8 +1,9 @@
 """What a file must hold, said as data: the types in a JSON header, the kinds of its tensors."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from neuralef.serialization.files import FileFormatError
 
-NUMBER, COUNT, ANY_SEED = (int, float), range(1, 2**20), range(2**63)
+NUMBER = (int, float)
+COUNT, ANY_SEED = range(1, 2**31), range(2**63)
+MANY = range(1, 2**24)  # of what takes memory for each
 SMALL = 2**20  # numbers of one tensor that no file need hold
 MAKINGS = 100  # of tensors by their sizes, for each that a file holds
 SEED = "seed"  # the one whole number in a description that is no size
@@ -35,7 +38,7 @@ def mismatch(value: Any, schema: Any, part: str) -> str | None:
     """What is wrong with a value by a schema, if anything is."""
     if isinstance(schema, tuple):
         wrong = [mismatch(value, each, part) for each in schema]
-        return None if None in wrong else wrong[0]
+        return None if None in wrong else wrong[-1]
     if isinstance(schema, list):
         if not isinstance(value, list):
             return f"{part} is {value!r:.60}, expected a list"
@@ -45,9 +48,11 @@ def mismatch(value: Any, schema: Any, part: str) -> str | None:
         return _mismatched_keys(value, schema, part)
     if isinstance(schema, range):
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return None if whole and value in schema else f"{part} is {value!r:.60}, expected a number"
+        told = f"{part} is {value!r:.60}, expected a whole number from {schema.start}"
+        return None if whole and value in schema else f"{told} to {schema.stop - 1}"
     kind = type(None) if schema is None else schema
     fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    fits = fits and not (isinstance(value, float) and not math.isfinite(value))
     return None if fits else f"{part} is {value!r:.60}, expected {kind.__name__}"
 
 
@@ -78,11 +83,13 @@ def check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int,
             )
 
 
-def check_sound(tensors: Mapping[str, Tensor], unbounded: Iterable[str] = ()) -> None:
-    """Refuse NaN and infinities, but in tensors whose names end in those of the `unbounded`."""
+def check_sound(tensors: Mapping[str, Tensor], exempt: tuple[str, ...] = ()) -> None:
+    """Refuse NaN and infinities, but in tensors whose names begin with those that are exempt.
+
+    A user's own modules may hold some, as the masks of attention do.
+    """
     for name, value in tensors.items():
-        free = not value.is_floating_point() or any(map(name.endswith, unbounded))
-        if not (free or bool(value.isfinite().all())):
+        if not (name.startswith(exempt) or bool(value.isfinite().all())):
             raise FileFormatError(f"it is damaged: {name} holds NaN or infinite values")
 
 
@@ -131,6 +138,19 @@ def _largest_claim(description: Any) -> float:
     return max((_largest_claim(v) for k, v in description.items() if k != SEED), default=0)
 
 
+_unbounded: ContextVar[bool] = ContextVar("unbounded", default=False)
+
+
+@contextmanager
+def unbounded() -> Iterator[None]:
+    """Within, a user's model runs, which may make what it needs, also while a file is read."""
+    token = _unbounded.set(True)
+    try:
+        yield
+    finally:
+        _unbounded.reset(token)
+
+
 class _Bounded(TorchDispatchMode):
     """At most so many tensors are made by their sizes alone, of so many numbers each."""
 
@@ -141,9 +161,10 @@ class _Bounded(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        sizes = args[0] if args and isinstance(args[0], (list, torch.Size)) else None
-        if sizes is not None and all(isinstance(size, int) for size in sizes):
+        sizes: Any = args[0] if args else None
+        made = isinstance(sizes, (list, torch.Size)) and all(isinstance(n, int) for n in sizes)
+        if made and not _unbounded.get():
             self.left -= 1
-            if math.prod(sizes) > self.numbers or self.left < 0:
+            if self.left < 0 or math.prod(sizes) > self.numbers:
                 raise FileFormatError("it is damaged: its header claims more than the file holds")
         return func(*args, **(kwargs or {}))

@@ -23,7 +23,7 @@ from neuralef.serialization.modules import describe, passed
 from neuralef.serialization.schema import NUMBER, check_header, check_tensors
 from neuralef.solvers import base
 from neuralef.spectrum import Spectrum
-from neuralef.training import Batches, Checkpoint, Step, autocast, held, joined, one_cycle, parted
+from neuralef.training import Batches, Checkpoint, Held, Step, autocast, joined, one_cycle, parted
 
 # What papers train with: Adam at a constant rate, and nothing after it.
 PUBLISHED: dict[str, Any] = dict(
@@ -200,7 +200,7 @@ class _Run:
         self.network.train()
         start = time.perf_counter() - self.seconds
         shown = Display("training", "steps", solver.steps, self.done, solver.progress)
-        with held(saving is not None) as interrupted, shown as display:
+        with Held(saving is not None) as signals, shown as display:
             while self.done < solver.steps and self.done - self.best_step < patience:
                 self.step(batches[self.done], solver.rate(self.done))
                 self.done += 1
@@ -211,10 +211,9 @@ class _Run:
                     display.advance(self.done, f"μ {values[0]:.4g} … {values[-1]:.2g}")
                     if callback is not None and callback(record):
                         break
-                if interrupted():
-                    break
-                if saving is not None and saving.due(self.done / solver.steps):
+                if saving is not None and (signals or saving.due(self.done / solver.steps)):
                     self._write(saving)
+                signals.deliver()
             if saving is not None:
                 self._write(saving)
         self.network.eval()

@@ -24,14 +24,14 @@ from neuralef.posterior.predictive import (
     to_probabilities,
 )  # fmt: skip
 from neuralef.serialization.files import read_tensors, understood, write_tensors
-from neuralef.serialization.schema import ANY_SEED, COUNT, check_header
+from neuralef.serialization.schema import ANY_SEED, MANY, check_header
 from neuralef.sketching import even_normals
 from neuralef.spectrum import Spectrum
 
 TRAJECTORY = "trajectory"
 SETTINGS = ("draws", "seed", "residual", "likelihood")
 KINDS = {
-    "spectrum": dict, "mean": str, "draws": COUNT, "seed": ANY_SEED, "residual": bool,
+    "spectrum": dict, "mean": str, "draws": MANY, "seed": ANY_SEED, "residual": bool,
     "likelihood": str,
 }  # fmt: skip
 NUMBERS_AT_ONCE = 2**26  # of the samples at some points

@@ -24,7 +24,7 @@ from neuralef.posterior.predictive import Gaussian, Posterior, to_probabilities
 from neuralef.serialization.files import below, read_tensors, understood, write_tensors
 from neuralef.serialization.schema import (
     ANY_SEED,
-    COUNT,
+    MANY,
     NUMBER,
     check_header,
     check_sound,
@@ -33,7 +33,7 @@ from neuralef.serialization.schema import (
 
 GAUSSIAN = "swag"
 KINDS = {
-    "draws": COUNT, "diagonal": bool, "rank": bool, "scale": NUMBER, "seed": ANY_SEED,
+    "draws": MANY, "diagonal": bool, "rank": bool, "scale": NUMBER, "seed": ANY_SEED,
     "likelihood": str,
 }  # fmt: skip
 SETTINGS = tuple(KINDS)  # of SWAG
@@ -166,7 +166,7 @@ class SWA(MAP):
         with understood(path):
             header, tensors = read_tensors(Path(path), cls.kind)
             check_header(header, {"likelihood": str})
-            check_sound(tensors)
+            check_sound({name: tensors[name] for name, _ in model.named_parameters()})
             restore(model, tensors)
             return cls(model.eval(), **header)
 
@@ -270,7 +270,7 @@ class SWAG(Posterior):
         with understood(path):
             header, tensors = read_tensors(Path(path), GAUSSIAN)
             check_header(header, KINDS)
-            check_sound(tensors)
+            check_sound(tensors, ("moments.average.", "buffers."))
             moments = WeightMoments(model, len(tensors["moments.deviations"]))
             restore(moments, below("moments.", tensors))
             settings = {name: header[name] for name in SETTINGS}

@@ -159,18 +159,22 @@ def killed(name, folder, times):
 
 
 def stopped(name, folder, times):
-    """SIGTERM and Ctrl-C: all steps are saved."""
+    """SIGTERM and Ctrl-C, again and again: all steps are saved."""
     truth, chance, (work, checkpoint) = undisturbed(name, folder / "whole"), chances(), WORKS[name]
-    codes, partly = [], 0
-    for number in range(times):
-        run, sent = folder / f"run{number // 4}", (signal.SIGTERM, signal.SIGINT)[number % 2]
-        after = (number % 4 + chance.random()) * STEPS / 5  # of the four of a run, each later
-        codes.append(struck(sent, after, chance.uniform(0, 0.03), work, run))
-        done, saved = steps(), readable(run, checkpoint) if run.exists() else None
-        assert saved == done or done == 0, f"{done} steps done, {saved} saved"
-        partly += 0 < (saved or 0) < STEPS
-        if number % 4 == 3:
-            finished(run, truth, name)
+    codes, partly, runs = [], 0, 0
+    while len(codes) < times:
+        run, saved = folder / f"run{runs}", 0
+        while saved < STEPS - 5 and len(codes) < times:
+            sent = (signal.SIGTERM, signal.SIGINT)[len(codes) % 2]
+            code = struck(sent, saved + chance.randrange(1, 8), chance.uniform(0, 0.01), work, run)
+            done, saved = steps(), readable(run, checkpoint) if run.exists() else None
+            if code == 0:  # the work was over before the signal came
+                break
+            assert saved == done or done == 0, f"{done} steps done, {saved} saved"
+            codes.append(code)
+            partly += 0 < (saved or 0) < STEPS
+        finished(run, truth, name)
+        runs += 1
     return {"codes": codes, "partly": partly}
 
 

@@ -1,12 +1,11 @@
 """A fit that is interrupted goes on to the very posterior of the undisturbed one."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 from posteriors import NEW, X, Y, mlp
 
 import neuralef as nef
+from neuralef import training
 from neuralef.laplace import LinearizedLaplace
 from neuralef.serialization import FileFormatError, read_tensors
 from neuralef.solvers import trained
@@ -23,14 +22,21 @@ def fit(checkpoint=None, solver=nef.NeuralEF, **given):
 def interrupted(monkeypatch, checkpoint, after, **given):
     """A fit to which Ctrl-C came after so many steps."""
 
-    @contextmanager
-    def struck(wanted):
-        asked = []
-        yield lambda: asked.append(None) or len(asked) >= after
-        raise KeyboardInterrupt
+    class Struck(training.Held):
+        def __init__(self, wanted):
+            super().__init__(wanted)
+            self.steps = 0
+
+        def __bool__(self):
+            self.steps += 1
+            return self.steps == after
+
+        def deliver(self):
+            if self.steps == after:
+                raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(trained, "held", struck)
+        patch.setattr(trained, "Held", Struck)
         with pytest.raises(KeyboardInterrupt):
             fit(checkpoint, **given)
 

@@ -40,12 +40,32 @@ def test_what_fails_leaves_the_old_file_and_nothing_beside_it(path, error):
 
 
 def test_folders_of_writers_that_are_gone_are_removed_and_those_of_others_left_alone(path):
-    abandoned, other = (path.with_name(name) for name in (f".{path.name}.x.tmp", ".other.x.tmp"))
-    for folder in (abandoned, other):
+    abandoned, *others = (
+        path.with_name(name)
+        for name in (f".{path.name}.abcd1234.tmp", ".other.abcd1234.tmp",
+                     f".{path.name}.backup.of.2024.tmp", f".{path.name}.mine5678.tmp")
+    )  # fmt: skip
+    for folder in (abandoned, *others):
         folder.mkdir()
-        (folder / "part").write_text("half")
+        (folder / ("precious" if folder in others else path.name)).write_text("half")
     write(path)
-    assert sorted(os.listdir(path.parent)) == sorted([path.name, other.name])
+    assert sorted(os.listdir(path.parent)) == sorted([path.name, *(o.name for o in others)])
+
+
+def test_names_may_hold_what_patterns_are_made_of(tmp_path):
+    path = tmp_path / "run[1].json"
+    (tmp_path / f".{path.name}.abcd1234.tmp").mkdir()
+    write(path)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_folder_that_somebody_else_has_locked_is_written_all_the_same(path):
+    fcntl = pytest.importorskip("fcntl")
+    lock = os.open(path.parent, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    write(path)
+    os.close(lock)
+    assert path.read_text() == "new"
 
 
 def test_two_writers_of_one_file_do_not_disturb_each_other(path):

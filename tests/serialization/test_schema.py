@@ -34,7 +34,7 @@ def test_what_a_schema_allows_passes(more):
     ("more", "part"),
     [
         ({"k": 0}, "its header, k is 0"),
-        ({"k": 2**30}, "its header, k is 1073741824"),
+        ({"k": 2**40}, "its header, k is 1099511627776, expected a whole number from 1 to"),
         ({"k": True}, "its header, k is True"),
         ({"k": 3.0}, "its header, k is 3.0"),
         ({"flag": 1}, "its header, flag is 1, expected bool"),
@@ -78,7 +78,7 @@ def test_what_is_not_finite_is_refused_but_where_it_may_be(value, dtype):
     tensors = {"deep.a": torch.tensor([0.0, value], dtype=dtype), "b": torch.tensor([1])}
     with pytest.raises(FileFormatError, match=r"deep\.a holds NaN or infinite"):
         check_sound(tensors)
-    check_sound(tensors, ("a",))
+    check_sound(tensors, ("deep.",))
 
 
 @pytest.mark.parametrize(
