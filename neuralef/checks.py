@@ -53,6 +53,8 @@ def check_points(x: Any, name: str = "x", *, integers: bool = False) -> Any:
 def as_real_tensor(x: Any, name: str) -> Tensor:
     """Numbers of any kind of array or data frame as a tensor; what is complex is refused."""
     kind = f"{type(x).__name__} of {x.dtype}" if hasattr(x, "dtype") else type(x).__name__
+    if isinstance(x, np.ma.MaskedArray) and bool(np.ma.getmaskarray(x).any()):
+        raise ValueError(f"{name} holds values that are masked: fill them, or leave their rows out")
     try:
         if not isinstance(x, Tensor):
             x = _as_array(x) if hasattr(x, "__array__") else x
@@ -62,6 +64,9 @@ def as_real_tensor(x: Any, name: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         expected = "a tensor, an array of numbers or a dict of tensors"
         raise TypeError(f"{name} must be {expected}, got {kind}") from error
+    if x.is_nested or x.layout != torch.strided:
+        told = "nested" if x.is_nested else str(x.layout)
+        raise TypeError(f"{name} must be a dense tensor, got one that is {told}")
     if x.is_complex():
         raise TypeError(f"{name} must be real, got {x.dtype}")
     return x

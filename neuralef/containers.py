@@ -25,6 +25,11 @@ def evaluated(
     more than one value for each; a loader what its batches would; anything else a tensor.
     """
     x = _stacked(x, point)
+    if isinstance(x, (list, tuple)) and len(x) == 2 and _two_batches(*x):
+        raise ValueError(
+            "x holds two arrays of points, of which the second is where targets stand in a pair "
+            "(x, y): join them, or pass a loader"
+        )
     with torch.no_grad():
         if is_loader(x):
             return _of_batches(function, x, point)
@@ -58,6 +63,12 @@ def _stacked(x: Any, point: Points) -> Any:
     return whole if isinstance(x[0], Tensor) else whole.numpy()
 
 
+def _two_batches(first: Any, second: Any) -> bool:
+    """Whether what looks like points with their targets is rather points and more points."""
+    shapes = [tuple(getattr(part, "shape", ())) for part in (first, second)]
+    return min(map(len, shapes)) > 1 and shapes[0][1:] == shapes[1][1:]
+
+
 def _of_batches(function: Callable[[Points], Tensor], x: Iterable[Any], point: Points) -> Any:
     found, device = [], None
     for number, batch in enumerate(x):
@@ -81,6 +92,8 @@ def _device_of(x: Any, point: Points) -> torch.device | None:
 
 def _countable(x: Any) -> Any:
     """Points whose rows can be counted and picked."""
+    if isinstance(x, Tensor):
+        as_real_tensor(x, "x")  # others than dense ones have no rows to pick
     if isinstance(x, Mapping) or not hasattr(x, "__len__") or getattr(x, "ndim", 1) == 0:
         return check_points(x, integers=True)
     return x if len(x) else check_points(x)
@@ -115,7 +128,9 @@ def _cast(values: Tensor, like: Tensor | None, name: str) -> Tensor:
             raise ValueError(f"{name} holds numbers too large for {like.dtype}")
     elif values.is_floating_point():
         raise TypeError(f"{name} must hold token ids, {like.dtype}, got {values.dtype}")
-    elif not torch.equal(cast.to(values.dtype), values):
+    elif not torch.equal(cast.to(values.dtype), values) or (
+        values.dtype == torch.uint64 and bool((cast < 0).any())  # which come back as they were
+    ):
         raise ValueError(f"{name} holds {values.dtype}, numbers too large for {like.dtype}")
     return cast.to(like.device)
 

@@ -256,3 +256,39 @@ def test_pandas_is_only_there_if_the_user_has_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "pandas", raising=False)
     scalar().transform(points(N).numpy())
     assert "pandas" not in sys.modules
+
+
+def test_two_batches_that_look_like_a_pair_are_refused_and_not_cut():
+    spectrum = nef.Nystrom(2).solve(nef.kernels.RBF().gram(torch.randn(20, 3)))
+    x = torch.randn(12, 3)
+    for pair in ([x[:10], x[10:]], (x[:6].numpy(), x[6:].numpy())):
+        with pytest.raises(ValueError, match="two arrays of points"):
+            spectrum.transform(pair)
+    assert len(spectrum.transform([x[:5], x[5:10], x[10:]])) == 12
+    assert len(spectrum.transform((x, torch.zeros(12)))) == 12
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(),
+     torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])],
+)  # fmt: skip
+def test_tensors_that_are_not_dense_are_refused(x):
+    spectrum = nef.Nystrom(2).solve(nef.kernels.RBF().gram(torch.randn(20, 3)))
+    with pytest.raises(TypeError, match=r"x.* must be a dense tensor"):
+        spectrum.transform(x)
+
+
+def test_masked_values_are_no_numbers():
+    spectrum = nef.Nystrom(2).solve(nef.kernels.RBF().gram(torch.randn(20, 3)))
+    x = np.ma.masked_array(np.zeros((4, 3)), mask=np.eye(4, 3))
+    with pytest.raises(ValueError, match="masked"):
+        spectrum.transform(x)
+    assert spectrum.transform(np.ma.masked_array(np.zeros((4, 3)))).shape == (4, 2)
+
+
+def test_unsigned_token_ids_that_wrap_around_are_refused():
+    ids = torch.arange(20)[:, None]
+    spectrum = nef.Nystrom(2).solve(nef.DenseGram(ids, torch.eye(20).double()))
+    with pytest.raises(ValueError, match="numbers too large"):
+        spectrum.transform(np.full((2, 1), 2**63, dtype=np.uint64))

@@ -87,6 +87,11 @@ class Fit:
         kernel = kind(**options)
         return kernel.centered(x[:REFERENCE_POINTS]) if self.center else kernel
 
+    @property
+    def trains(self) -> bool:
+        """Whether there are networks to train."""
+        return isinstance(self.make_solver(), TrainedSolver)
+
     def make_solver(self) -> Solver:
         """The solver."""
         kind, options = choose(self, "solver", SOLVERS, OF_SOLVERS)
@@ -123,8 +128,7 @@ def run(settings: Fit, out: Path, device: str) -> Found:
         notes.append(f"centred on {REFERENCE_POINTS} of the points")
     kernel, solver = settings.make_kernel(x), settings.make_solver()
     gram, validation = kernel.gram(x), kernel.gram(fresh) if held_out else None
-    trains = isinstance(solver, TrainedSolver)
-    training = {"checkpoint": out / CHECKPOINT} if trains else {}
+    training = {"checkpoint": out / CHECKPOINT} if settings.trains else {}
     spectrum, seconds = timed(partial(solver.solve, gram, validation=validation, **training))
     learned = {n.replace("log_", ""): v.exp().tolist() for n, v in kernel.named_parameters()}
     return {
@@ -136,7 +140,7 @@ def run(settings: Fit, out: Path, device: str) -> Found:
     }, {"spectrum": spectrum}  # fmt: skip
 
 
-fit = command("fit", Fit, run, checkpoint=CHECKPOINT)
+fit = command("fit", Fit, run)
 
 
 def transform(

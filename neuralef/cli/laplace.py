@@ -22,7 +22,6 @@ from neuralef.posterior.fitting import check_targets, residual_noise
 from neuralef.report.calibration import curves, interval_scores, scores
 from neuralef.report.record import timed
 from neuralef.solvers import Distill, NeuralEF, Subspace
-from neuralef.solvers.trained import TrainedSolver
 
 SOLVERS: Choices = {"neuralef": NeuralEF, "distill": Distill, "exact": Subspace}
 RESIDUALS: dict[str, bool | str] = {"none": False, "exact": True, "learned": "learned"}
@@ -55,6 +54,11 @@ class Laplace:
         "pairwise; mc beyond 32 classes",
     )  # fmt: skip
     seed: int = option("Seed of every random number.", 0)
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are networks to train."""
+        return self.solver in ("neuralef", "distill")
 
 
 def make_model(factory: str, checkpoint: str, device: str) -> nn.Module:
@@ -173,7 +177,7 @@ def run(settings: Laplace, out: Path, device: str) -> Found:
         prior_variance=s.prior_variance, predictive=s.predictive,
         samples=SAMPLES if s.samples is None else s.samples,
     )  # fmt: skip
-    kept = out / CHECKPOINT if isinstance(solver, TrainedSolver) else None
+    kept = out / CHECKPOINT if s.trains else None
     _, seconds = timed(lambda: posterior.fit([train], tune=tune and [tune], checkpoint=kept))
     plain = MAP(model)
     noises: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -191,4 +195,4 @@ def run(settings: Laplace, out: Path, device: str) -> Found:
     }, {"posterior": posterior}  # fmt: skip
 
 
-laplace = command("posterior", Laplace, run, checkpoint=CHECKPOINT)
+laplace = command("posterior", Laplace, run)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -74,20 +75,20 @@ def choose(
 
 def command(
     experiment: str, settings: Any, run: Callable[[Any, Path, str], Found],
-    out: Any = Parameter.empty, checkpoint: str = "",
+    out: Any = Parameter.empty,
 ) -> Callable[..., None]:  # fmt: skip
     """The command whose options are the fields of a dataclass, with its docstring for help.
 
     What run(settings, out, device) measures is written, drawn and printed, and what it found beside
-    that is saved by name. A file `checkpoint` in the folder `out`, from which an interrupted run
-    goes on, is then removed.
+    that is saved by name. Where the settings say that it `trains`, an interrupted run goes on from
+    the file `CHECKPOINT` in the folder `out`, which is removed at its end.
     """
-    again = "go on from the last checkpoint" if checkpoint else "start again"
 
     def called(out: Path, device: str, overwrite: bool, show_json: bool, **given: Any) -> None:
-        kept = out / checkpoint if checkpoint else None
+        chosen = settings(**given)
+        kept = out / CHECKPOINT if getattr(chosen, "trains", False) else None
+        again = AFRESH if kept is None else "go on from the last checkpoint"
         with opened_run(out, experiment, overwrite, again, kept):
-            chosen = settings(**given)
             measured, found = run(chosen, out, device)
             config = dataclasses.asdict(chosen)
             result = result_of(experiment, config=config, measured=measured, device=device)
@@ -163,7 +164,7 @@ def opened_run(
     try:
         check_writable(folder)
         yield
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, Terminated) as error:
         again = again if checkpoint is None or checkpoint.exists() else AFRESH
         how, code = ("ended", 143) if isinstance(error, Terminated) else ("interrupted", 130)
         print(f"{how}; repeat the command to {again}", file=sys.stderr)
@@ -184,7 +185,7 @@ def finish(result: dict[str, Any], show_json: bool, lines: Iterable[Any]) -> Non
         console.print(line, highlight=False)
 
 
-class Terminated(KeyboardInterrupt):
+class Terminated(BaseException):
     """SIGTERM, by which systems end what they run."""
 
 
@@ -197,7 +198,9 @@ def ended(app: typer.Typer) -> None:
 
     NEURALEF_TRACEBACK=1 shows the traceback all the same.
     """
-    signal.signal(signal.SIGTERM, _terminated)
+    main_thread = threading.current_thread() is threading.main_thread()
+    if main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         with silence("--json" in sys.argv):
@@ -207,3 +210,6 @@ def ended(app: typer.Typer) -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Terminated:
+        print("ended", file=sys.stderr)
+        sys.exit(143)

@@ -9,6 +9,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
+from types import SimpleNamespace
 from typing import IO, Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 from zlib import error as ZlibError  # noqa: N812
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from neuralef.checks import check_memory
-from neuralef.serialization.files import check_writable, replace_file
+from neuralef.serialization.replace import check_writable, replace_file
 
 WRITTEN = (".npy", ".npz", ".csv")
 HEADER = 2**16  # bytes of an .npy, at most
@@ -200,7 +201,9 @@ def write_table(path: str | Path, values: np.ndarray) -> None:
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
             if suffix == ".npy":
-                np.save(file, values)
+                # not to the file itself: numpy would not give the reason of a failure
+                plain: Any = SimpleNamespace(write=file.write)
+                np.lib.format.write_array(plain, values, allow_pickle=False)
             elif suffix == ".npz":
                 np.savez(file, x=values)
             else:

@@ -167,12 +167,12 @@ def stopped(name, folder, times):
         while saved < STEPS - 5 and len(codes) < times:
             sent = (signal.SIGTERM, signal.SIGINT)[len(codes) % 2]
             code = struck(sent, saved + chance.randrange(1, 8), chance.uniform(0, 0.01), work, run)
-            done, saved = steps(), readable(run, checkpoint) if run.exists() else None
+            done, saved = steps(), (readable(run, checkpoint) if run.exists() else 0) or 0
             if code == 0:  # the work was over before the signal came
                 break
             assert saved == done or done == 0, f"{done} steps done, {saved} saved"
             codes.append(code)
-            partly += 0 < (saved or 0) < STEPS
+            partly += 0 < saved < STEPS
         finished(run, truth, name)
         runs += 1
     return {"codes": codes, "partly": partly}
