@@ -18,7 +18,7 @@ from neuralef.modules import L2BatchNorm, Normalized
 from neuralef.networks import default_network, past_the_model
 from neuralef.points import evaluate, flat, tensors_of
 from neuralef.progress import Display, silence
-from neuralef.serialization.files import understood
+from neuralef.serialization.files import FileFormatError, understood
 from neuralef.serialization.modules import describe, passed
 from neuralef.serialization.schema import NUMBER, check_header, check_tensors
 from neuralef.solvers import base
@@ -245,6 +245,8 @@ class _Run:
             header, tensors = found
             with understood(path):
                 check_header(header, RESUMED | {"run": dict})
+                if not header["best_step"] <= header["done"] <= self.solver.steps:
+                    raise FileFormatError("it is damaged: it counts more steps than there are")
                 check_tensors(tensors, {"averages": tuple(self.averages.shape)})
                 parted(self.parts, tensors)
             self.averages.copy_(tensors["averages"])
