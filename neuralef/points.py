@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,7 @@ CHUNK = 2**24
 POINTS_AT_ONCE = 8192
 LABELS = ("labels", "label", "targets", "target", "y")  # of a batch that is a dict
 NUMBERS_AT_ONCE = 2**22
+model_runs: ContextVar[bool] = ContextVar("model_runs", default=False)
 # What a Gram, a Network and a Spectrum take.
 Points = Tensor | PointDict
 
@@ -143,6 +145,16 @@ def layer_by_layer() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """A user's model runs, which may make what it needs, while a file is read, too."""
+    token = model_runs.set(True)
+    try:
+        yield
+    finally:
+        model_runs.reset(token)
 
 
 def device_kind(device: torch.device) -> str:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from neuralef.jacobian.models import LAYERS, check_model
 from neuralef.modules.heads import Normalized
 from neuralef.networks.mlp import SharedMLP
-from neuralef.points import Points, call, layer_by_layer, move, points_at_once, twice
+from neuralef.points import Points, call, layer_by_layer, move, points_at_once, running, twice
 from neuralef.progress import watched
 from neuralef.serialization import rebuildable
-from neuralef.serialization.schema import unbounded
 
 HELD = 2**28  # activations of all points, at most
 LOOKED_AT = 2**28  # activations that means, scales and variances are estimated from, at most
@@ -49,7 +48,7 @@ class Activations(nn.Module):
             self.size += layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         self.size += len(layer.weight)  # the outputs
         if self.example is not None:
-            with unbounded():
+            with running():
                 self._keep_one_row_a_point(self.example)
 
     @torch.no_grad()

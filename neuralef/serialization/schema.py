@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from neuralef.points import model_runs
 from neuralef.serialization.files import FileFormatError
 
 NUMBER = (int, float)
@@ -138,19 +138,6 @@ def _largest_claim(description: Any) -> float:
     return max((_largest_claim(v) for k, v in description.items() if k != SEED), default=0)
 
 
-_unbounded: ContextVar[bool] = ContextVar("unbounded", default=False)
-
-
-@contextmanager
-def unbounded() -> Iterator[None]:
-    """Within, a user's model runs, which may make what it needs, also while a file is read."""
-    token = _unbounded.set(True)
-    try:
-        yield
-    finally:
-        _unbounded.reset(token)
-
-
 class _Bounded(TorchDispatchMode):
     """At most so many tensors are made by their sizes alone, of so many numbers each."""
 
@@ -163,7 +150,7 @@ class _Bounded(TorchDispatchMode):
     ) -> Any:
         sizes: Any = args[0] if args else None
         made = isinstance(sizes, (list, torch.Size)) and all(isinstance(n, int) for n in sizes)
-        if made and not _unbounded.get():
+        if made and not model_runs.get():
             self.left -= 1
             if self.left < 0 or math.prod(sizes) > self.numbers:
                 raise FileFormatError("it is damaged: its header claims more than the file holds")

@@ -166,8 +166,8 @@ class SWA(MAP):
         with understood(path):
             header, tensors = read_tensors(Path(path), cls.kind)
             check_header(header, {"likelihood": str})
-            check_sound({name: tensors[name] for name, _ in model.named_parameters()})
             restore(model, tensors)
+            check_sound(dict(model.named_parameters()))
             return cls(model.eval(), **header)
 
 
