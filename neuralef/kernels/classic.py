@@ -140,6 +140,10 @@ class Polynomial(VectorKernel):
         """(scale · ‖x‖² + bias)^degree."""
         return (self.scale.to(x) * x.flatten(1).square().sum(1) + self.bias.to(x)) ** self.degree
 
+    def rounding(self, x: Tensor) -> Tensor:
+        """A power multiplies the relative error of its base, and all values err alike."""
+        return self.degree * super().rounding(x)
+
 
 @rebuildable
 class RBF(_Stationary):

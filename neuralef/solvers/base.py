@@ -26,6 +26,7 @@ DEFINITE_POINTS = 256
 # Rounding may push an eigenvalue of K/n below zero by about the error of one value of κ; this many
 # times as much leaves room for kernels that are computed carelessly.
 TOLERATED = 100
+ROOT_MEAN_SQUARE = 12**-0.5  # of rounding errors, as a share of the largest
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def make_spectrum(
     of_groups = gram.layout.unfold_groups
     # Kψ/n is known but for errors of κ's and of ψ's values, which fall like those of a mean
     precision = gram.function_precision if gram.extends else 0.0
-    errors = rounding.maximum(precision * mean_diagonal) / gram.rows**0.5
+    errors = ROOT_MEAN_SQUARE * rounding.maximum(precision * mean_diagonal) / gram.rows**0.5
     residuals = residuals.maximum(errors[:, None] / eigenvalues.where(there, 1.0))
     spectrum = Spectrum(
         network, of_groups(torch.where(there[:, None, :], rotation, 0.0)[..., :kept]),
