@@ -24,7 +24,7 @@ from neuralef.gram import Gram
 from neuralef.modules.tracked import FINGERPRINT, Tracked
 from neuralef.points import CHUNK, LaidOut, Layout, PointDict, Points, points_at_once
 from neuralef.serialization.calls import call
-from neuralef.serialization.files import write_tensors  # fmt: skip
+from neuralef.serialization.files import write_tensors
 from neuralef.serialization.modules import describe
 from neuralef.warnings import warn_user
 

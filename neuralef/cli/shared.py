@@ -94,7 +94,7 @@ def command(
             result = result_of(experiment, config=config, measured=measured, device=device)
             try:
                 _write(out, result, found)
-            except OSError:  # such as of a full disk: what was measured is shown all the same
+            except (OSError, ValueError):  # a full disk: what was measured is shown all the same
                 finish(result, show_json, TABLES[experiment](result))
                 raise
             if kept is not None:
